@@ -1,0 +1,293 @@
+"""What a model is made of, before any layout: modules, mixers, layers, `Architecture`.
+
+Families (`architecture/<family>.py`) build an `Architecture` from a `ModelConfig`. `weights/` turns its modules into
+tensors per rank; `kv_cache/` turns its mixers into KV specs; `activations/` reads both. Nothing here knows about ranks,
+releases or bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Shard(StrEnum):
+    """How tensor parallelism splits a linear layer (model_executor/layers/linear.py, 0.26.0)."""
+
+    COLUMN = "column"
+    """Outputs divided by tp; the bias too (ColumnParallelLinear, MergedColumnParallelLinear)."""
+    ROW = "row"
+    """Inputs divided by tp; the bias is whole on every rank (RowParallelLinear)."""
+    REPLICATED = "replicated"
+    """Whole on every rank (ReplicatedLinear, `disable_tp=True`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """A linear layer: weight [sum(outputs), inputs]. `outputs` has one entry per fused slice (gate, up).
+
+    `quantised` is False where vLLM passes `quant_config=None`; `dtype` None means the model's dtype.
+    """
+
+    name: str
+    inputs: int
+    outputs: tuple[int, ...]
+    shard: Shard
+    bias: bool = False
+    quantised: bool = True
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QkvLinear:
+    """QKVParallelLinear: query heads divided by tp, KV heads divided or, when there are fewer than tp, replicated."""
+
+    name: str
+    inputs: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+    bias: bool = False
+    quantised: bool = True
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """FusedMoE: w13 [E, (2 if gated else 1) * intermediate, hidden] and w2 [E, hidden, intermediate]."""
+
+    name: str
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    gated: bool = True
+    bias: bool = False
+    quantised: bool = True
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabEmbedding:
+    """VocabParallelEmbedding / ParallelLMHead: rows padded to `pad_to`, divided by tp when `sharded`."""
+
+    name: str
+    rows: int
+    columns: int
+    bias: bool = False
+    pad_to: int = 64
+    sharded: bool = True
+    quantised: bool = False
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """Any other parameter or buffer. `shard_dim` is the dimension divided by tp (None: replicated).
+
+    `kv_replicated` divides by min(tp, shape[shard_dim]-like KV-head count) instead: give the KV-head count in `kv_heads`.
+    `buffer` marks what is not a parameter (rope caches, scale placeholders): it counts as weights bytes, not in the
+    parameter total.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    shard_dim: int | None = None
+    dtype: str | None = None
+    buffer: bool = False
+    kv_heads: int | None = None
+
+
+Module = Linear | QkvLinear | Experts | VocabEmbedding | Tensor
+
+
+class AttentionKind(StrEnum):
+    DECODER = "decoder"
+    ENCODER_ONLY = "encoder_only"
+    CROSS = "cross"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Multi-head, grouped-query or multi-query attention with its own KV cache unless `shares_kv`.
+
+    `index` facts: `sliding_window` in tokens (None: full), `chunk_size` for chunked local attention.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+    sliding_window: int | None = None
+    chunk_size: int | None = None
+    shares_kv: bool = False
+    kind: AttentionKind = AttentionKind.DECODER
+    has_sinks: bool = False
+    qk_norm: bool = False
+    rope: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """The sparse-attention indexer of DeepSeek V3.2 and GLM-5: its own one-head key cache per layer."""
+
+    num_heads: int
+    head_size: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiHeadLatentAttention:
+    """MLA: one latent of kv_lora_rank + qk_rope_head_dim per token, whole on every tp rank."""
+
+    num_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    indexer: Indexer | None = None
+
+
+class StateSpaceKind(StrEnum):
+    """vLLM's mamba_type (model_executor/layers/mamba/)."""
+
+    MAMBA1 = "mamba1"
+    MAMBA2 = "mamba2"
+    GATED_DELTA_NET = "gdn_attention"
+    KIMI_DELTA = "kda"
+    SHORT_CONV = "short_conv"
+    LINEAR_ATTENTION = "linear_attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpace:
+    """A mixer with a fixed-size state per sequence. Fields that a kind does not use stay 0.
+
+    `inner_size`: d_inner (mamba), conv dim (short conv). GDN/KDA use `num_key_heads/num_value_heads/key_head_dim/
+    value_head_dim`. Shapes per rank: `kv_cache/state_shapes.py`.
+    """
+
+    kind: StateSpaceKind
+    conv_kernel: int = 0
+    inner_size: int = 0
+    state_size: int = 0
+    num_heads: int = 0
+    head_dim: int = 0
+    n_groups: int = 0
+    num_key_heads: int = 0
+    num_value_heads: int = 0
+    key_head_dim: int = 0
+    value_head_dim: int = 0
+    chunk_size: int = 0
+    ssm_dtype: str | None = None
+    """What the model's config asks for the recurrent state with `--mamba-ssm-cache-dtype auto`; None: conv dtype."""
+
+
+Mixer = Attention | MultiHeadLatentAttention | StateSpace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseMLP:
+    """`intermediate_size` is the width of one of gate and up; `gated` False means up and down only."""
+
+    intermediate_size: int
+    gated: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureOfExperts:
+    """Routed experts with `top_k` per token; `shared_intermediate_size` 0 means no shared expert.
+
+    `hidden_size` differs from the model's where experts work on a latent (Nemotron-3).
+    """
+
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+    shared_intermediate_size: int = 0
+    gated: bool = True
+
+
+FeedForward = DenseMLP | MixtureOfExperts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGroup:
+    """Layers that are equal in everything but their index. `mixers` are usually one; Falcon-H1 has two."""
+
+    indices: tuple[int, ...]
+    modules: tuple[Module, ...]
+    mixers: tuple[Mixer, ...]
+    feed_forward: FeedForward | None
+
+
+class Placement(StrEnum):
+    """On which pipeline stages vLLM builds a module."""
+
+    FIRST = "first"
+    LAST = "last"
+    ENDS = "ends"
+    """First and last stage (tied embeddings of the Llama pattern)."""
+    EVERY = "every"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A module outside the layers and where it is built."""
+
+    module: Module
+    placement: Placement
+    shares_storage_with: str | None = None
+    """Name of the module whose storage it uses on stages that hold both (tied heads): no bytes of its own there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """The layers that vLLM builds for a model, whatever the layout.
+
+    `parameters` elsewhere means the sum over all modules of a single-GPU layout, buffers left out, tied heads once.
+    """
+
+    name: str
+    """vLLM's model class, for example LlamaForCausalLM."""
+    family: str
+    hidden_size: int
+    vocab_size: int
+    num_hidden_layers: int
+    layers: tuple[LayerGroup, ...]
+    outside: tuple[Placed, ...]
+    dtype: str
+    """The checkpoint's dtype after vLLM's `auto` rule, before `--dtype`."""
+    runner_type: str = "generate"
+    """'generate' or 'pooling'."""
+    is_multimodal: bool = False
+    is_encoder_decoder: bool = False
+    logits_soft_cap: bool = False
+    tie_word_embeddings: bool = False
+    supports_mamba_prefix_caching: bool = False
+    """Class derives from SupportsMambaPrefixCaching (mamba cache mode 'all' up to 0.31)."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_experts(self) -> int:
+        return max(
+            (g.feed_forward.num_experts for g in self.layers if isinstance(g.feed_forward, MixtureOfExperts)), default=0
+        )
+
+    @property
+    def has_state_space(self) -> bool:
+        return any(isinstance(m, StateSpace) for g in self.layers for m in g.mixers)
+
+    @property
+    def has_attention(self) -> bool:
+        return any(not isinstance(m, StateSpace) for g in self.layers for m in g.mixers)
+
+    @property
+    def is_hybrid(self) -> bool:
+        return self.has_state_space and self.has_attention
+
+    @property
+    def use_mla(self) -> bool:
+        return any(isinstance(m, MultiHeadLatentAttention) for g in self.layers for m in g.mixers)

@@ -1,0 +1,44 @@
+"""One vLLM release's behaviour, read off one table of features with first and last release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A behaviour that some releases have. `since`/`until` are the first and last release that have it (None: open).
+
+    `source` names the file and the function of vLLM where it shows.
+    """
+
+    name: str
+    since: str | None
+    until: str | None
+    source: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release whose wheel was read. Ask `release.has("feature name")`; unknown names raise KeyError."""
+
+    version: str
+    features: frozenset[str] = field(repr=False)
+    known: frozenset[str] = field(repr=False)
+    pins: tuple[tuple[str, str], ...] = ()
+    """What the wheel pins: (("torch", "2.11.0"), ...)."""
+
+    def has(self, feature: str) -> bool:
+        if feature not in self.known:
+            raise KeyError(feature)
+        return feature in self.features
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        return version_key(self.version)
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Sort key of 'X.Y.Z'."""
+    return tuple(int(part) for part in version.split("."))

@@ -1,0 +1,73 @@
+"""Integer arithmetic and the units people read: bytes inside, GiB outside."""
+
+from __future__ import annotations
+
+import re
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+DTYPE_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "uint8": 1,
+    "int8": 1,
+    "bool": 1,
+    "int32": 4,
+    "int64": 8,
+    "float64": 8,
+}
+"""Bytes of one element of a torch dtype, by the name torch gives it."""
+
+
+def cdiv(a: int, b: int) -> int:
+    """Ceiling of a / b for non-negative integers."""
+    return -(-a // b)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `value`."""
+    return cdiv(value, multiple) * multiple
+
+
+def gib(n_bytes: int | float, digits: int = 2) -> str:
+    """Bytes as GiB for people, for example '14.99 GiB'."""
+    return f"{n_bytes / GIB:,.{digits}f} GiB"
+
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)\s*$", re.IGNORECASE)
+_SIZE_FACTORS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "ki": KIB, "kib": KIB, "mi": MIB, "mib": MIB, "gi": GIB, "gib": GIB, "ti": 1 << 40, "tib": 1 << 40,
+}  # fmt: skip
+
+
+def parse_size(text: str) -> int:
+    """'24GiB', '80 GB', '1024' as bytes. Raises ValueError with the accepted forms."""
+    match = _SIZE.match(text)
+    if not match:
+        raise ValueError(f"{text!r} is not a size; write for example 24GiB, 80GB or a number of bytes")
+    return int(float(match[1]) * _SIZE_FACTORS[match[2].lower()])
+
+
+_HUMAN = re.compile(r"^(\d+(?:\.\d+)?)([kKmMgGtT]?)$")
+_HUMAN_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+                  "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}  # fmt: skip
+
+
+def parse_human_int(text: str) -> int:
+    """vLLM's human-readable integers: '32k' = 32,000 and '32K' = 32,768.
+
+    Source: `human_readable_int`, vllm/engine/arg_utils.py (0.26.0); whole numbers only for binary suffixes.
+    Raises ValueError.
+    """
+    match = _HUMAN.match(text.strip())
+    if not match:
+        raise ValueError(f"{text!r} is not a number; write for example 32768, 32k (32,000) or 32K (32,768)")
+    number, suffix = match.groups()
+    if "." in number and (not suffix or suffix.isupper()):
+        raise ValueError(f"{text!r}: decimals are only allowed with decimal suffixes such as 25.6k")
+    return int(float(number) * _HUMAN_FACTORS[suffix]) if "." in number else int(number) * _HUMAN_FACTORS[suffix]
