@@ -1,0 +1,41 @@
+"""Everything that a term of one rank may depend on, in one frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm_capacity.architecture.modules import Architecture, LayerGroup
+from vllm_capacity.device import Device
+from vllm_capacity.engine import EngineConfig
+from vllm_capacity.inputs.model_config import ModelConfig
+from vllm_capacity.releases.release import Release
+
+if TYPE_CHECKING:
+    from vllm_capacity.kv_cache.specs import KVCacheGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContext:
+    """One rank of one engine. `layers` are the groups with a layer on this pipeline stage and how many of them are here.
+
+    `kv_groups` are the KV cache groups projected to this stage (known before any byte of KV cache is).
+    """
+
+    config: ModelConfig
+    architecture: Architecture
+    engine: EngineConfig
+    release: Release
+    device: Device
+    tp_rank: int
+    pp_rank: int
+    layers: tuple[tuple[LayerGroup, int], ...]
+    kv_groups: tuple[KVCacheGroup, ...] = ()
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.pp_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pp_rank == self.engine.parallel.pp - 1
