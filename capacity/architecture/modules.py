@@ -241,6 +241,8 @@ class Placed:
     placement: Placement
     shares_storage_with: str | None = None
     """Name of the module whose storage it uses on stages that hold both (tied heads): no bytes of its own there."""
+    allocated_first: bool = False
+    """With `shares_storage_with`: vLLM allocates the module and then drops its storage, which raises the load peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

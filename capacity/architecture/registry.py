@@ -1,0 +1,144 @@
+"""Hugging Face architecture names -> builders of `Architecture`, with the releases that run them.
+
+One row per name and range of releases. A family adds its rows to `ROWS`; its module is imported only when it is asked for.
+`since`/`until` are the first and last release whose model_executor/models/registry.py lists the name (None: open).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import cast
+
+from vllm_capacity.architecture.modules import Architecture
+from vllm_capacity.errors import InputError, Reason, RefusedError
+from vllm_capacity.inputs.model_config import ModelConfig
+from vllm_capacity.releases.release import Release, version_key
+
+Builder = Callable[[ModelConfig, Release], Architecture]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`builder` is 'module:function' below this package."""
+
+    builder: str
+    since: str | None = None
+    until: str | None = None
+
+    def covers(self, release: Release) -> bool:
+        key = release.key
+        return (self.since is None or version_key(self.since) <= key) and (
+            self.until is None or key <= version_key(self.until)
+        )
+
+
+def _rows(builder: str, *names: str, since: str | None = None, until: str | None = None) -> dict[str, tuple[Row, ...]]:
+    return dict.fromkeys(names, (Row(builder, since, until),))
+
+
+ROWS: dict[str, tuple[Row, ...]] = {
+    # models/llama.py
+    **_rows("llama:llama", "LlamaForCausalLM", "LLaMAForCausalLM", "InternLM3ForCausalLM", "IQuestCoderForCausalLM",
+            "CwmForCausalLM"),
+    **_rows("llama:llama", "TeleChat3ForCausalLM", since="0.20.0"),
+    **_rows("llama:llama", "InternLMForCausalLM", "XverseForCausalLM", until="0.23.0"),
+    **_rows("llama:llama", "AquilaModel", "AquilaForCausalLM", until="0.24.0"),
+    # models/mistral.py
+    **_rows("mistral:mistral", "MistralForCausalLM"),
+    **_rows("mistral:mistral", "Ministral3ForCausalLM", since="0.20.0"),
+    # models/qwen2.py, qwen3.py, qwen3_moe.py
+    **_rows("qwen2:qwen2", "Qwen2ForCausalLM"),
+    **_rows("qwen3:qwen3", "Qwen3ForCausalLM"),
+    **_rows("qwen3_moe:qwen3_moe", "Qwen3MoeForCausalLM"),
+}  # fmt: skip
+"""Every architecture that can be planned."""
+
+LAST_RELEASE: dict[str, str] = {
+    "MotifForCausalLM": "0.10.2", "Phi3SmallForCausalLM": "0.9.2", "Phi4FlashForCausalLM": "0.10.2",
+    "Phi4MultimodalForCausalLM": "0.12.0", "JAISLMHeadModel": "0.22.0", "ErnieModel": "0.23.0",
+    "ErnieForSequenceClassification": "0.23.0", "ErnieForTokenClassification": "0.23.0",
+    "InternLM2VEForCausalLM": "0.23.0", "QWenLMHeadModel": "0.23.0", "QwenVLForConditionalGeneration": "0.23.0",
+    "InternLMForCausalLM": "0.23.0", "DonutForConditionalGeneration": "0.10.2",
+    "MllamaForConditionalGeneration": "0.10.2", "XverseForCausalLM": "0.23.0", "Dots1ForCausalLM": "0.23.0",
+    "BambaForCausalLM": "0.23.0", "MiniMaxForCausalLM": "0.23.0", "MiniMaxText01ForCausalLM": "0.23.0",
+    "MiniMaxM1ForCausalLM": "0.23.0", "MiniMaxVL01ForConditionalGeneration": "0.23.0",
+    "BaiChuanForCausalLM": "0.23.0", "BaichuanForCausalLM": "0.23.0", "AquilaModel": "0.24.0",
+    "AquilaForCausalLM": "0.24.0", "Grok1ModelForCausalLM": "0.24.0", "Grok1ForCausalLM": "0.24.0",
+    "TarsierForConditionalGeneration": "0.24.0", "Tarsier2ForConditionalGeneration": "0.23.0",
+    "MantisForConditionalGeneration": "0.24.0", "MusicFlamingoForConditionalGeneration": "0.24.0",
+    "AyaVisionForConditionalGeneration": "0.24.0", "TeleChatForCausalLM": "0.25.0", "PersimmonForCausalLM": "0.25.0",
+    "FuyuForCausalLM": "0.25.0", "Plamo2ForCausalLM": "0.26.0", "OuroForCausalLM": "0.26.0",
+    "ArcticForCausalLM": "0.28.0", "ChameleonForConditionalGeneration": "0.28.0", "Cheers": "0.28.0",
+    "CheersForConditionalGeneration": "0.28.0", "Fairseq2LlamaForCausalLM": "0.28.0",
+    "FireRedLIDForConditionalGeneration": "0.28.0", "GritLM": "0.28.0", "HCXVisionForCausalLM": "0.28.0",
+    "MPTForCausalLM": "0.28.0", "MptForCausalLM": "0.28.0", "RWForCausalLM": "0.28.0",
+    "StableLMEpochForCausalLM": "0.28.0", "PrithviGeoSpatialMAE": "0.28.0",
+}  # fmt: skip
+"""Dropped architectures and the last release that vLLM names for them (_PREVIOUSLY_SUPPORTED_MODELS, registry.py, 0.33.0)."""
+
+FIRST_RELEASE: dict[str, str] = {}
+"""Architectures that are not modelled but that some releases read do not have: their first release."""
+
+
+def build_architecture(config: ModelConfig, release: Release) -> Architecture:
+    """The layers vLLM builds for `config`: the first of its architectures that a family knows, as vLLM picks it.
+
+    Raises RefusedError(UNSUPPORTED_BY_RELEASE) where that release of vLLM refuses the architecture, InputError where the
+    architecture is not modelled.
+    """
+    if not config.architectures:
+        raise InputError(
+            f"{config.name}: config key 'architectures' is missing or empty; name the model class there, for example"
+            " [\"LlamaForCausalLM\"] (or pass it with --hf-overrides)"
+        )
+    for name in config.architectures:
+        for row in ROWS.get(name, ()):
+            if row.covers(release):
+                return _builder(row.builder)(config, release)
+    for name in config.architectures:
+        _refuse_if_dropped(name, release)
+    raise InputError(_unknown(config))
+
+
+def modelled_architectures() -> tuple[str, ...]:
+    """Names that `build_architecture` knows, sorted."""
+    return tuple(sorted(ROWS))
+
+
+def _builder(path: str) -> Builder:
+    module, function = path.split(":")
+    return cast(Builder, getattr(import_module(f"vllm_capacity.architecture.{module}"), function))
+
+
+def _refuse_if_dropped(name: str, release: Release) -> None:
+    """vLLM's own refusal (`_raise_for_unsupported`, model_executor/models/registry.py:1077-1108, 0.26.0)."""
+    rows = ROWS.get(name, ())
+    last = LAST_RELEASE.get(name)
+    if last is None and rows and rows[-1].until is not None and version_key(rows[-1].until) < release.key:
+        last = rows[-1].until
+    if last is not None and version_key(last) < release.key:
+        raise RefusedError(
+            Reason.UNSUPPORTED_BY_RELEASE,
+            f"Model architecture {name} was supported in vLLM until v{last}, and is not supported anymore"
+            f" (vLLM {release.version}); plan it with --vllm-version {last} or older",
+        )
+    first = FIRST_RELEASE.get(name) or (rows[0].since if rows else None)
+    if first is not None and release.key < version_key(first):
+        raise RefusedError(
+            Reason.UNSUPPORTED_BY_RELEASE,
+            f"Model architectures ['{name}'] are not supported for now (vLLM {release.version});"
+            f" vLLM {first} is the first release read that has it: --vllm-version {first}",
+        )
+
+
+def _unknown(config: ModelConfig) -> str:
+    name = config.architectures[0]
+    near = difflib.get_close_matches(name, ROWS, n=1, cutoff=0.6)
+    nearest = f"; the nearest that is: {near[0]}" if near else ""
+    return (
+        f"{config.name}: architecture {name!r} is not modelled{nearest}. `vllm-capacity dry-run` asks an installed vLLM"
+        " instead; or open an issue with the model's config.json"
+    )
