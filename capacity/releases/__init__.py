@@ -1,7 +1,7 @@
 """vLLM releases: which ones were read, and what each does differently.
 
-    >>> get_release("0.26.0").has("in_flight_window_factor")
-    True
+>>> get_release("0.26.0").has("in_flight_window_factor")
+True
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def newest_release() -> Release:
 def get_release(version: str) -> Release:
     """The release of that exact version ('0.26.0'; a leading 'v' as in an image tag is dropped).
 
-    Raises InputError for any other: a release that was not read is never mapped to a neighbour, because defaults and
-    formulas change even between patch releases.
+    Raises InputError for any other: a release that was not read is never mapped to a neighbour, because
+    defaults and formulas change even between patch releases.
     """
     name = version.strip().removeprefix("v")
     for wheel in WHEELS:
@@ -70,6 +70,6 @@ def _refusal(version: str) -> str:
     nearest = " and ".join(([older[-1]] if older else []) + ([newer[0]] if newer else []))
     kind = "" if re.fullmatch(r"v?[\d.]+", version) else " (a build between releases)"
     return (
-        f"vLLM {version}{kind} was not read, so its memory rules are not known and no other release's are used instead; "
-        f"nearest read: {nearest} (choose one with --vllm-version); all: {', '.join(versions)}"
+        f"vLLM {version}{kind} was not read, so its memory rules are not known and no other release's are used "
+        f"instead; nearest read: {nearest} (choose one with --vllm-version)"
     )

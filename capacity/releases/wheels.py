@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """A torch release as its own wheel's metadata describes it (Requires-Dist of the Linux x86-64 wheel on PyPI).
+    """A torch release as its own metadata describes it (Requires-Dist of PyPI's Linux x86-64 wheel).
 
     CUDA context, cuBLAS workspace and NCCL buffer sizes follow these, not the vLLM release.
     """
@@ -22,7 +22,7 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A vLLM wheel that was read: versions that its METADATA pins exactly, the others as its requirement says."""
+    """A vLLM wheel that was read, with what its METADATA pins."""
 
     version: str
     torch: Torch
@@ -31,9 +31,9 @@ class Wheel:
 
     @property
     def pins(self) -> tuple[tuple[str, str], ...]:
-        """(("torch", "2.11.0"), ("cuda", "13.0.2"), ("nccl", "2.28.9"), ("flashinfer", ...), ("transformers", ">=...")).
+        """(("torch", "2.11.0"), ("cuda", ...), ("nccl", ...), ("flashinfer", ...), ("transformers", ">=5.5.3")).
 
-        `transformers` is a requirement, the others are versions.
+        The last is a requirement, the others are versions.
         """
         return (
             ("torch", self.torch.version),
