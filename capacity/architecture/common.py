@@ -39,14 +39,14 @@ def norm(name: str, size: int, *, bias: bool = False, dtype: str | None = None) 
 
 def gated_mlp(
     hidden_size: int, intermediate_size: int, *, prefix: str = "mlp", bias: bool = False, down_bias: bool | None = None,
-    quantised: bool = True, replicated: bool = False,
+    quantised: bool = True, replicated: bool = False, up: str = "gate_up_proj", down: str = "down_proj",
 ) -> tuple[Module, ...]:  # fmt: skip
     """gate_up_proj (MergedColumnParallelLinear) and down_proj (RowParallelLinear); `replicated` is `disable_tp=True`."""
     column, row = (Shard.REPLICATED, Shard.REPLICATED) if replicated else (Shard.COLUMN, Shard.ROW)
     return (
-        Linear(name=f"{prefix}.gate_up_proj", inputs=hidden_size, outputs=(intermediate_size, intermediate_size),
+        Linear(name=f"{prefix}.{up}", inputs=hidden_size, outputs=(intermediate_size, intermediate_size),
                shard=column, bias=bias, quantised=quantised),
-        Linear(name=f"{prefix}.down_proj", inputs=intermediate_size, outputs=(hidden_size,), shard=row,
+        Linear(name=f"{prefix}.{down}", inputs=intermediate_size, outputs=(hidden_size,), shard=row,
                bias=bias if down_bias is None else down_bias, quantised=quantised),
     )  # fmt: skip
 
@@ -90,14 +90,14 @@ def experts(
 
 def attention_modules(
     hidden_size: int, mixer: Attention, *, prefix: str = "self_attn", qkv_bias: bool = False, o_bias: bool = False,
-    quantised: bool = True, qk_norm: tuple[Module, ...] = (),
+    quantised: bool = True, qk_norm: tuple[Module, ...] = (), qkv: str = "qkv_proj", out: str = "o_proj",
 ) -> tuple[Module, ...]:  # fmt: skip
     """qkv_proj, o_proj, the attention layer's scale buffers and, last, the family's own q/k norms."""
     return (
-        QkvLinear(name=f"{prefix}.qkv_proj", inputs=hidden_size, num_heads=mixer.num_heads,
+        QkvLinear(name=f"{prefix}.{qkv}", inputs=hidden_size, num_heads=mixer.num_heads,
                   num_kv_heads=mixer.num_kv_heads, head_size=mixer.head_size, head_size_v=mixer.head_size_v,
                   bias=qkv_bias, quantised=quantised),
-        Linear(name=f"{prefix}.o_proj", inputs=mixer.num_heads * mixer.head_size_v, outputs=(hidden_size,),
+        Linear(name=f"{prefix}.{out}", inputs=mixer.num_heads * mixer.head_size_v, outputs=(hidden_size,),
                shard=Shard.ROW, bias=o_bias, quantised=quantised),
         *attention_scales(prefix),
         *qk_norm,
@@ -222,6 +222,14 @@ def _factor(config: ModelConfig, block: Mapping[str, Any]) -> float:
     return float(factor)
 
 
+def caches_by_layer(caches: Sequence[Tensor]) -> tuple[Placed, ...]:
+    """Distinct caches of `caches[i]` (layer i's), each on the stages that hold a layer with it. Equal tensors are one."""
+    where: dict[Tensor, list[int]] = {}
+    for i, cache in enumerate(caches):
+        where.setdefault(cache, []).append(i)
+    return tuple(Placed(module=c, placement=Placement.EVERY, layers=tuple(i)) for c, i in where.items())
+
+
 # -- outside the layers --------------------------------------------------------------------------------------------------
 
 
@@ -238,11 +246,11 @@ def lm_head(rows: int, columns: int, *, bias: bool = False) -> VocabEmbedding:
 def place(
     *, embed: VocabEmbedding, head: VocabEmbedding | None, tied: bool, final_norm: tuple[Module, ...],
     embed_on: Placement, head_on: Placement, norm_on: Placement, head_allocated_first: bool = False,
-    rope: tuple[Tensor, ...] = (), extra: tuple[Placed, ...] = (),
+    rope: tuple[Tensor | Placed, ...] = (), extra: tuple[Placed, ...] = (),
 ) -> tuple[Placed, ...]:  # fmt: skip
     """Modules outside the layers in vLLM's order. `tied` heads use the embedding's storage."""
     placed = [Placed(module=embed, placement=embed_on)]
-    placed += [Placed(module=cache, placement=Placement.EVERY) for cache in rope]
+    placed += [c if isinstance(c, Placed) else Placed(module=c, placement=Placement.EVERY) for c in rope]
     placed += [Placed(module=module, placement=norm_on) for module in final_norm]
     placed += extra
     if head is not None:
@@ -254,7 +262,7 @@ def place(
 
 
 def llama_placement(
-    rows: int, columns: int, *, tied: bool, rope: tuple[Tensor, ...] = (), head_allocated_first: bool,
+    rows: int, columns: int, *, tied: bool, rope: tuple[Tensor | Placed, ...] = (), head_allocated_first: bool,
     final_norm: tuple[Module, ...] | None = None, head_bias: bool = False,
 ) -> tuple[Placed, ...]:  # fmt: skip
     """Embedding on the first stage (and the last if tied), norm and head on the last (models/llama.py, qwen2.py)."""
@@ -267,7 +275,7 @@ def llama_placement(
 
 
 def every_stage_placement(
-    rows: int, columns: int, *, tied: bool, rope: tuple[Tensor, ...] = (), head_allocated_first: bool = True,
+    rows: int, columns: int, *, tied: bool, rope: tuple[Tensor | Placed, ...] = (), head_allocated_first: bool = True,
     final_norm: tuple[Module, ...] | None = None, norm_on: Placement = Placement.EVERY, head_bias: bool = False,
 ) -> tuple[Placed, ...]:  # fmt: skip
     """Embedding and head on every stage (models/qwen3_moe.py, mixtral.py, ...: no first/last-rank guard)."""

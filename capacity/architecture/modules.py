@@ -87,7 +87,8 @@ class Tensor:
 
     `kv_replicated` divides by min(tp, shape[shard_dim]-like KV-head count) instead: give the KV-head count in `kv_heads`.
     `buffer` marks what is not a parameter (rope caches, scale placeholders): it counts as weights bytes, not in the
-    parameter total.
+    parameter total. `per_token`: one more leading dimension, max_num_batched_tokens (buffers that model construction sizes
+    for a whole batch). `eager_dtype` is the dtype where custom ops are on (`--enforce-eager`), if it differs.
     """
 
     name: str
@@ -96,6 +97,8 @@ class Tensor:
     dtype: str | None = None
     buffer: bool = False
     kv_heads: int | None = None
+    per_token: bool = False
+    eager_dtype: str | None = None
 
 
 Module = Linear | QkvLinear | Experts | VocabEmbedding | Tensor
@@ -241,6 +244,8 @@ class Placed:
     placement: Placement
     shares_storage_with: str | None = None
     """Name of the module whose storage it uses on stages that hold both (tied heads): no bytes of its own there."""
+    layers: tuple[int, ...] | None = None
+    """Built only on stages that hold at least one of these layers (rope caches of one layer type); None: any stage."""
     allocated_first: bool = False
     """With `shares_storage_with`: vLLM allocates the module and then drops its storage, which raises the load peak."""
 
