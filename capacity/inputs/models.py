@@ -1,0 +1,82 @@
+"""`--model`: a folder or config.json, else an id of the bundled catalogue, else the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_capacity.errors import InputError
+from vllm_capacity.inputs.catalogue import find_entry, load_entry, suggestions
+from vllm_capacity.inputs.config_json import apply_overrides, normalise, parse_json, read_config
+from vllm_capacity.inputs.model_config import ModelConfig
+
+_REPOSITORY = re.compile(r"^[A-Za-z0-9](?:[\w.-]*[\w])?(?:/[A-Za-z0-9_](?:[\w.-]*[\w])?)?$", re.ASCII)
+_LOOKS_LIKE_PATH = re.compile(r"^(?:[./~\\]|[A-Za-z]:[\\/])|\.json$")
+
+
+def load_model(
+    spec: str,
+    *,
+    revision: str | None = None,
+    hf_overrides: Mapping[str, Any] | None = None,
+    offline: bool = False,
+) -> ModelConfig:
+    """The config of `spec`; `ModelConfig.source` says in words who answered.
+
+    A path wins over the catalogue, which wins over the Hub; with a `revision` the Hub is asked, as the
+    catalogue knows no revisions. `offline` forbids the network. Raises InputError with one line that says
+    what to do.
+    """
+    if not spec.strip():
+        raise InputError(
+            "--model is empty; give a folder, a config.json or a Hugging Face id such as Qwen/Qwen3-8B"
+        )
+    local = _local_path(spec)
+    if local is not None:
+        return read_config(local, hf_overrides)
+    entry = find_entry(spec)
+    if entry is not None and revision is None:
+        return load_entry(entry, hf_overrides)
+    return _load_from_hub(spec, revision, hf_overrides, offline)
+
+
+def _local_path(spec: str) -> Path | None:
+    try:
+        path = Path(spec).expanduser()
+        exists = path.exists()
+    except (OSError, ValueError, RuntimeError):
+        raise InputError(f"--model {spec!r:.80} is not a path that this system can read") from None
+    if exists:
+        return path
+    if _LOOKS_LIKE_PATH.search(spec):
+        raise InputError(
+            f"{spec} does not exist; give a folder with a config.json, the file, or a Hugging Face id"
+        )
+    return None
+
+
+def _load_from_hub(
+    spec: str, revision: str | None, hf_overrides: Mapping[str, Any] | None, offline: bool
+) -> ModelConfig:
+    hint = _hint(spec)
+    if len(spec) > 96 or "--" in spec or ".." in spec or not _REPOSITORY.match(spec):
+        raise InputError(f"{spec!r:.100} is neither a path nor a Hugging Face id (owner/name){hint}")
+    from vllm_capacity.inputs.hub import fetch_config
+
+    files = fetch_config(spec, revision=revision, offline=offline, hint=hint)
+    root = parse_json(files.config, f"config.json of {spec}")
+    beside = parse_json(files.quantization, f"hf_quant_config.json of {spec}") if files.quantization else None
+    return normalise(
+        spec,
+        apply_overrides(root, hf_overrides or {}),
+        source=files.source,
+        quantization=beside,
+        facts={"commit": files.commit} if files.commit else {},
+    )
+
+
+def _hint(spec: str) -> str:
+    close = suggestions(spec)
+    return f"; did you mean {', '.join(close)}?" if close else ""
