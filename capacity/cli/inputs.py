@@ -1,0 +1,212 @@
+"""From options and pasted lines to the values the planner takes, shared by every command that plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from vllm_capacity.errors import InputError
+from vllm_capacity.units import gib, parse_size
+
+if TYPE_CHECKING:
+    from vllm_capacity.calibration import Calibration
+    from vllm_capacity.device import Device
+    from vllm_capacity.engine import EngineArgs
+    from vllm_capacity.inputs.model_config import ModelConfig
+    from vllm_capacity.releases.release import Release
+
+DEFAULT_GPU = "H100-80GB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Everything a plan needs, resolved. `degrees` are the tensor-parallel sizes to plan."""
+
+    model: str
+    config: ModelConfig
+    args: EngineArgs
+    degrees: tuple[int, ...]
+    device: Device
+    used_by_others_bytes: int
+    release: Release
+    release_source: str
+    concurrency: int | None
+    calibration: Calibration
+    warnings: tuple[str, ...]
+
+
+def resolve_inputs(command_line: Sequence[str], flags: Mapping[str, Any], options: Mapping[str, Any]) -> Inputs:
+    """`command_line` holds flags that click does not know and, after `--`, a pasted line; `flags` are vLLM's, as text.
+
+    Raises InputError.
+    """
+    from vllm_capacity.calibration import load_calibration
+    from vllm_capacity.inputs.command_line import parse_command_line
+    from vllm_capacity.inputs.environment import check_environment
+    from vllm_capacity.inputs.models import load_model
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    degrees = _degrees(given)
+    own, pasted = _split(command_line)
+    hint = _release_hint(pasted)
+    release, release_source = choose_release(options.get("vllm_version"), hint)
+    line = parse_command_line(pasted, release=release) if pasted else None
+    args = _engine_args(given, own, line.args if line else None, options, release)
+    check_environment(args.environment, release)
+    model = options.get("model") or (line.model if line else None)
+    if not model:
+        raise InputError("--model is missing: give a folder, a config.json, a catalogue id or a Hugging Face id")
+    device = choose_device(options)
+    return Inputs(
+        model=model,
+        config=load_model(
+            model, revision=options.get("revision"), hf_overrides=args.hf_overrides, offline=bool(options.get("offline"))
+        ),
+        args=args,
+        degrees=degrees or (args.tensor_parallel_size,),
+        device=device,
+        used_by_others_bytes=used_by_others(device, options),
+        release=release,
+        release_source=release_source,
+        concurrency=options.get("concurrency"),
+        calibration=load_calibration(options.get("calibration")),
+        warnings=tuple(line.notes) if line else (),
+    )
+
+
+def _degrees(given: dict[str, Any]) -> tuple[int, ...]:
+    text = str(given.pop("tensor_parallel_size", "") or "")
+    if not text:
+        return ()
+    try:
+        degrees = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--tensor-parallel-size {text}: give one number or several with commas, for example 1,2,4") from None
+    if min(degrees) < 1:
+        raise InputError(f"--tensor-parallel-size {text}: must be at least 1")
+    return tuple(dict.fromkeys(degrees))
+
+
+def _split(command_line: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Flags that click did not know, and the pasted line: it starts at the first word that is no flag's value."""
+    words = list(command_line)
+    for index, word in enumerate(words):
+        previous_is_flag = index > 0 and words[index - 1].startswith("-") and "=" not in words[index - 1]
+        if word in ("vllm", "docker", "podman", "python", "python3", "env", "export", "sudo", "nohup") or (
+            "=" in word and not word.startswith("-") and not previous_is_flag
+        ):
+            return words[:index], words[index:]
+    if words and " " in words[-1] and "vllm" in words[-1]:
+        return words[:-1], words[-1:]
+    return words, []
+
+
+def _release_hint(pasted: Sequence[str]) -> str | None:
+    if not pasted:
+        return None
+    from vllm_capacity.inputs.command_line import release_hint
+
+    return release_hint(pasted)
+
+
+def choose_release(asked: str | None, hint: str | None) -> tuple[Release, str]:
+    """--vllm-version, else the pasted image's tag, else the installed vLLM's, else the newest known; and why."""
+    from vllm_capacity.releases import get_release, newest_release
+
+    if asked:
+        return get_release(asked), "--vllm-version"
+    if hint:
+        return get_release(hint), "the image's tag"
+    installed = _installed_vllm()
+    if installed:
+        return get_release(installed), "installed"
+    return newest_release(), "newest known; none is installed"
+
+
+def _installed_vllm() -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("vllm").split("+")[0]
+    except PackageNotFoundError:
+        return None
+
+
+def choose_device(options: Mapping[str, Any]) -> Device:
+    """--gpu, else --gpu-memory with --compute-capability, else the local GPU, else H100-80GB; `source` says which."""
+    from vllm_capacity.inputs.gpus import custom_device, find_device
+
+    name, memory, capability = options.get("gpu"), options.get("gpu_memory"), options.get("compute_capability")
+    if name:
+        if memory or capability:
+            raise InputError("--gpu and --gpu-memory/--compute-capability exclude each other")
+        return find_device(name)
+    if memory or capability:
+        if not (memory and capability):
+            raise InputError("--gpu-memory and --compute-capability belong together, for example 24GiB and 8.9")
+        return custom_device(_size("--gpu-memory", memory), _capability(capability))
+    from vllm_capacity.inputs.local_gpu import local_device
+
+    local = local_device()
+    if local is not None:
+        return local
+    device = find_device(DEFAULT_GPU)
+    return replace(device, source=f"no GPU given and none here: {DEFAULT_GPU}; {device.source}")
+
+
+def _size(flag: str, text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise InputError(f"{flag}: {error}") from None
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    if not (major.isdecimal() and minor.isdecimal()):
+        raise InputError(f"--compute-capability {text}: write it as X.Y, for example 8.9")
+    return int(major), int(minor)
+
+
+def used_by_others(device: Device, options: Mapping[str, Any]) -> int:
+    """Bytes that other processes hold: --used-memory, or the total less --free-memory."""
+    free, used = options.get("free_memory"), options.get("used_memory")
+    if free and used:
+        raise InputError("--free-memory and --used-memory exclude each other")
+    if used:
+        n_bytes = _size("--used-memory", used)
+    elif free:
+        n_bytes = device.cuda_total_bytes - _size("--free-memory", free)
+    else:
+        return 0
+    if not 0 <= n_bytes <= device.cuda_total_bytes:
+        flag = "--used-memory" if used else "--free-memory"
+        raise InputError(f"{flag} must lie between 0 and the GPU's {gib(device.cuda_total_bytes)}")
+    return n_bytes
+
+
+def _engine_args(
+    given: Mapping[str, Any], own: Sequence[str], base: EngineArgs | None, options: Mapping[str, Any], release: Release
+) -> EngineArgs:
+    """Flags of the pasted line, overridden by the command's own."""
+    from vllm_capacity.inputs.command_line import parse_flags
+    from vllm_capacity.inputs.engine_args import merge_engine_args
+
+    values: dict[str, Any] = dict(parse_flags(own, release=release)) if own else {}
+    values.update(given)
+    if options.get("usage"):
+        values["usage"] = options["usage"]
+    environment = dict(_pair(pair) for pair in options.get("environment") or ())
+    if environment:
+        values["environment"] = environment
+    if options.get("allow_unmodelled"):
+        values["allow_unmodelled"] = True
+    return merge_engine_args(base, values, release=release)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise InputError(f"--env {text}: write it as NAME=VALUE")
+    return name, value

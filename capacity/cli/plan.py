@@ -1,0 +1,112 @@
+"""`vllm-capacity plan`: the main job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from vllm_capacity.cli.engine_options import NAMES, engine_options
+from vllm_capacity.errors import InputError
+from vllm_capacity.plan import Plan, RefusedPlan, Status
+
+EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
+
+
+@click.command(
+    "plan",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
+)
+@click.option("--model", metavar="MODEL", help="A folder, a config.json, a catalogue id, or a Hugging Face id.")
+@click.option("--revision", metavar="REV", help="Branch, tag or commit on the Hub.")
+@click.option("--offline", is_flag=True, help="Never ask the Hub.")
+@click.option("--gpu", metavar="NAME", help="A GPU of the catalogue (`vllm-capacity gpus`). Default: the local one, else H100-80GB.")
+@click.option("--gpu-memory", metavar="SIZE", help="Total memory of a GPU that is not in the catalogue, as CUDA reports it.")
+@click.option("--compute-capability", metavar="X.Y", help="Its compute capability, with --gpu-memory.")
+@click.option("--free-memory", metavar="SIZE", help="Free at start-up, where others use the GPU too.")
+@click.option("--used-memory", metavar="SIZE", help="Used by others at start-up.")
+@click.option("--vllm-version", metavar="X.Y.Z", help="Default: the installed vLLM's, else the newest known.")
+@click.option("--usage", type=click.Choice(["server", "offline"]), default=None, help="vllm serve (default) or the LLM class.")
+@click.option("--concurrency", type=click.IntRange(min=1), help="Do this many requests of --max-model-len fit at once?")
+@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable of the server.")
+@click.option("--calibration", metavar="FILE|none", help="Correction factors to use instead of the built-in ones.")
+@click.option("--allow-unmodelled", is_flag=True, help="Accept flags whose memory is not modelled; widens the interval.")
+@click.option("--no-suggestions", is_flag=True, help="Leave out the re-planned changes.")
+@click.option("--explain", metavar="TERM", help="Print a term's or component's formula with its numbers and source.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON (see `vllm-capacity schema`).")
+@engine_options
+@click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- vllm serve MODEL ...]")
+@click.pass_context
+def command(ctx: click.Context, command_line: tuple[str, ...], as_json: bool, explain: str | None, **options: Any) -> int:
+    """Say whether a model starts, how much KV cache it gets, and where every byte goes.
+
+    \b
+    vllm-capacity plan --model Qwen/Qwen3-30B-A3B --gpu H100-80GB --tp 2
+    vllm-capacity plan -- vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 32k
+
+    Every flag of `vllm serve` is accepted under its own name. Exit code 0: starts, 1: does not, 3: too close to call,
+    2: bad input.
+    """
+    from vllm_capacity.cli.inputs import resolve_inputs
+    from vllm_capacity.planner import make_plan
+
+    inputs = resolve_inputs(command_line, {name: options.pop(name) for name in NAMES}, options)
+    plans: list[Plan | RefusedPlan] = [
+        make_plan(
+            inputs.config,
+            replace(inputs.args, tensor_parallel_size=tp),
+            inputs.device,
+            inputs.release,
+            release_source=inputs.release_source,
+            used_by_others_bytes=inputs.used_by_others_bytes,
+            concurrency=inputs.concurrency,
+            suggestions=not options["no_suggestions"],
+            calibration=inputs.calibration,
+            warnings=inputs.warnings,
+        )
+        for tp in inputs.degrees
+    ]
+    if explain:
+        _print_explanation(plans, explain)
+    elif as_json:
+        import json
+
+        from vllm_capacity.report.json_report import plans_to_dict
+
+        click.echo(json.dumps(plans_to_dict(plans)))
+    else:
+        from rich.console import Console
+
+        from vllm_capacity.inputs.command_line import emit_command_line
+        from vllm_capacity.report.text import print_plans
+
+        serve = emit_command_line(inputs.model, replace(inputs.args, tensor_parallel_size=inputs.degrees[0]), inputs.release)
+        print_plans(plans, Console(highlight=False, emoji=False), serve_line=serve)
+    return exit_code(plans)
+
+
+def exit_code(plans: list[Plan | RefusedPlan]) -> int:
+    """Of several plans the best counts: the question was which of them starts."""
+    statuses = {plan.verdict.status for plan in plans}
+    for status in (Status.STARTS, Status.TOO_CLOSE, Status.DOES_NOT_START):
+        if status in statuses:
+            return EXIT_CODES[status]
+    return 2
+
+
+def _print_explanation(plans: list[Plan | RefusedPlan], name: str) -> None:
+    from vllm_capacity.report.text import explain as explain_term
+
+    known: set[str] = set()
+    found = False
+    for plan in plans:
+        if isinstance(plan, RefusedPlan):
+            continue
+        for line in explain_term(plan, name):
+            click.echo(line)
+            found = True
+        known |= {t.name for rank in plan.ranks for t in rank.terms}
+        known |= {t.component.value for rank in plan.ranks for t in rank.terms}
+    if not found:
+        raise InputError(f"--explain {name}: no such term; this plan has {', '.join(sorted(known))}")
