@@ -28,6 +28,6 @@ class BuildWithCatalogue(build_py):
 setup(
     packages=[name for top, folder in TREES.items() for name in (top, *(f"{top}.{p}" for p in find_packages(folder)))],
     package_dir=dict(TREES),
-    package_data={"": ["py.typed", "*.yaml", "*.json", "*.c"]},
+    package_data={"": ["py.typed", "*.yaml", "*.json", "*.c", "*.gz"]},
     cmdclass={"build_py": BuildWithCatalogue},
 )

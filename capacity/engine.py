@@ -74,6 +74,8 @@ class EngineConfig:
     kv_dtype: str
     """torch storage dtype of KV pages."""
     max_model_len: int
+    derived_max_model_len: int = 0
+    """What the model's config allows; `max_model_len` may be less, or more where vLLM lets it."""
     max_model_len_auto: bool
     """True if the user asked for `--max-model-len auto`: the planner lowers it to what fits."""
     gpu_memory_utilization: float

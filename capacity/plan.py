@@ -44,6 +44,9 @@ class RankPlan:
     num_blocks_own: int
     """Blocks that this rank's own memory would give; the smallest rank decides for all."""
     kv_bytes: int
+    kv_blocks: int
+    load_transient_bytes: int
+    """Most bytes above the loaded weights while loading and repacking."""
     activation_warm_bytes: int
     """Activation peak with a warm compile cache; equals the cold one where compiling does not set the peak."""
     graph_actual_bytes: int

@@ -5,28 +5,253 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from vllm_capacity.activations.peak import activation_peak
+from vllm_capacity.activations.peak import ActivationPeak, activation_peak
+from vllm_capacity.advice import suggestions as suggest
 from vllm_capacity.architecture.modules import Architecture
 from vllm_capacity.architecture.registry import build_architecture
-from vllm_capacity.budget import PERSISTENT, RankBudget, device_bytes, rank_budget
-from vllm_capacity.calibration import Calibration, coverage
+from vllm_capacity.budget import PERSISTENT, Account, RankBudget, device_bytes, rank_budget
+from vllm_capacity.calibration import Calibration, coverage, use_calibration
 from vllm_capacity.context import RankContext
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs, EngineConfig
 from vllm_capacity.engine_defaults import resolve_engine
-from vllm_capacity.errors import Reason, RefusedError
+from vllm_capacity.errors import RefusedError
 from vllm_capacity.host import host_needs
 from vllm_capacity.inputs.model_config import ModelConfig
+from vllm_capacity.kv_cache.grouping import group_layers, project
 from vllm_capacity.kv_cache.layers import layer_specs
-from vllm_capacity.kv_cache.planning import KVCachePlan, plan_kv_cache
+from vllm_capacity.kv_cache.planning import KVCachePlan, StageKV, plan_kv_cache
+from vllm_capacity.kv_cache.specs import KVCacheGroup, KVLayers
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads import graph_estimate, overhead_terms
 from vllm_capacity.parallel import stage_bounds
-from vllm_capacity.plan import ConcurrencyAnswer, Plan, RankPlan, RefusedPlan, Status, Verdict
+from vllm_capacity.plan import Plan, RankPlan, RefusedPlan, Status, Verdict
 from vllm_capacity.releases.release import Release
+from vllm_capacity.verdict import judge
 from vllm_capacity.weights.layout import check_layout
-from vllm_capacity.weights.rank import parameter_total, weight_terms
+from vllm_capacity.weights.rank import load_peak_bytes, parameter_total, rank_weights, weight_terms
+
+
+@dataclass(frozen=True, slots=True)
+class _RankKind:
+    """Ranks that hold the same bytes: one pipeline stage, or part of one where experts do not divide evenly."""
+
+    context: RankContext
+    ranks: tuple[tuple[int, int, int], ...]
+    terms: tuple[MemoryTerm, ...]
+    activation: ActivationPeak
+    graphs: MemoryTerm | None
+    budget: RankBudget
+
+
+def make_plan(
+    config: ModelConfig,
+    args: EngineArgs,
+    device: Device,
+    release: Release,
+    *,
+    release_source: str = "given",
+    used_by_others_bytes: int = 0,
+    concurrency: int | None = None,
+    suggestions: bool = True,
+    calibration: Calibration | None = None,
+    warnings: tuple[str, ...] = (),
+) -> Plan | RefusedPlan:
+    """The plan of one layout; a layout or model that vLLM refuses is a `RefusedPlan`. Raises InputError."""
+    with use_calibration(calibration):
+        try:
+            plan = _plan(config, args, device, release, release_source, used_by_others_bytes, concurrency, warnings)
+        except RefusedError as refused:
+            verdict = Verdict(status=Status.DOES_NOT_START, reason=refused.reason, message=str(refused))
+            return RefusedPlan(
+                config=config, device=device, release=release, release_source=release_source,
+                tp=args.tensor_parallel_size, verdict=verdict,
+            )  # fmt: skip
+    if not suggestions:
+        return plan
+
+    def replan(other: EngineArgs) -> Plan | RefusedPlan:
+        return make_plan(
+            config, other, device, release, release_source=release_source,
+            used_by_others_bytes=used_by_others_bytes, suggestions=False, calibration=calibration,
+        )  # fmt: skip
+
+    return replace(plan, verdict=replace(plan.verdict, suggestions=suggest(plan, replan)))
+
+
+def _plan(
+    config: ModelConfig,
+    args: EngineArgs,
+    device: Device,
+    release: Release,
+    release_source: str,
+    used_by_others_bytes: int,
+    concurrency: int | None,
+    warnings: tuple[str, ...],
+) -> Plan:
+    architecture = build_architecture(config, release)
+    engine = resolve_engine(args, config, architecture, device, release)
+    check_layout(architecture, engine.parallel, release)
+    layers = layer_specs(config, architecture, engine, device, release)
+    groups = group_layers(layers, release, hybrid_disabled=engine.hybrid_kv_cache_manager_disabled)
+    stages = stage_bounds(architecture.num_hidden_layers, engine.parallel)
+    kinds = _rank_kinds(config, architecture, engine, device, release, layers, groups, stages, used_by_others_bytes)
+    kv_cache = _kv_cache(layers, kinds, engine, release, stages, groups, _AVAILABLE)
+    ranks = tuple(_rank_plan(kind, kv_cache, engine) for kind in kinds)
+    verdict = judge(
+        ranks,
+        kv_cache,
+        engine=engine,
+        device=device,
+        release=release,
+        used_by_others_bytes=used_by_others_bytes,
+        at_low=_kv_cache(layers, kinds, engine, release, stages, groups, _LOW),
+        at_high=_kv_cache(layers, kinds, engine, release, stages, groups, _HIGH),
+        concurrency=concurrency,
+    )
+    counted = [(len(kind.ranks), kind.terms) for kind in kinds]
+    single = replace(kinds[0].context, engine=replace(engine, parallel=replace(engine.parallel, tp=1, pp=1, dp=1)))
+    return Plan(
+        config=config,
+        architecture=architecture,
+        parameters=parameter_total(architecture),
+        device=device,
+        used_by_others_bytes=used_by_others_bytes,
+        release=release,
+        release_source=release_source,
+        engine=engine,
+        ranks=ranks,
+        kv_cache=kv_cache,
+        verdict=verdict,
+        host=host_needs(config, engine, counted, _parameter_bytes(single, architecture)),
+        coverage=coverage(kinds[0].context),
+        warnings=(*warnings, *engine.notes, *architecture.notes, *layers.notes),
+    )
+
+
+def _parameter_bytes(context: RankContext, architecture: Architecture) -> int:
+    whole = tuple((group, len(group.indices)) for group in architecture.layers)
+    return sum(g.n_bytes for g in rank_weights(replace(context, layers=whole, pp_rank=0)).groups if not g.buffer)
+
+
+def _rank_kinds(
+    config: ModelConfig,
+    architecture: Architecture,
+    engine: EngineConfig,
+    device: Device,
+    release: Release,
+    layers: KVLayers,
+    groups: tuple[KVCacheGroup, ...],
+    stages: tuple[tuple[int, int], ...],
+    used_by_others_bytes: int,
+) -> tuple[_RankKind, ...]:
+    parallel = engine.parallel
+    per_stage = project(groups, layers, stages if parallel.pp > 1 else ()) if groups else [()] * parallel.pp
+    kinds = []
+    for pp_rank, (first, last) in enumerate(stages):
+        here = tuple(
+            (group, count)
+            for group in architecture.layers
+            if (count := sum(first <= index < last for index in group.indices))
+        )
+        context = RankContext(
+            config=config, architecture=architecture, engine=engine, release=release, device=device,
+            tp_rank=0, pp_rank=pp_rank, layers=here, kv_groups=tuple(per_stage[pp_rank]),
+        )  # fmt: skip
+        activation = activation_peak(context)
+        graphs = graph_estimate(context)
+        common = (*overhead_terms(context), *activation.terms)
+        for ep_rank, ranks in _expert_shares(architecture, engine, pp_rank):
+            terms = (*weight_terms(context, ep_rank), *common)
+            budget = rank_budget(
+                terms, release,
+                cuda_total_bytes=device.cuda_total_bytes,
+                used_by_others_bytes=used_by_others_bytes,
+                utilization=engine.gpu_memory_utilization,
+                kv_cache_memory_bytes=engine.kv_cache_memory_bytes,
+                graph_estimate=graphs,
+                graph_estimate_enabled=_estimates_graphs(engine, release),
+            )  # fmt: skip
+            kinds.append(_RankKind(context, ranks, terms, activation, graphs, budget))
+    return tuple(kinds)
+
+
+def _expert_shares(
+    architecture: Architecture, engine: EngineConfig, pp_rank: int
+) -> tuple[tuple[int, tuple[tuple[int, int, int], ...]], ...]:
+    """(expert-parallel rank, the ranks that hold as many experts): the first E mod ep ranks hold one more.
+
+    Source: model_executor/layers/fused_moe/expert_map_manager.py:64-70 (0.26.0).
+    """
+    parallel = engine.parallel
+    ranks = [(tp, pp_rank, dp) for dp in range(parallel.dp) for tp in range(parallel.tp * parallel.pcp)]
+    extra = architecture.num_experts % parallel.moe_parallel_size if parallel.expert_parallel else 0
+    if not extra:
+        return ((0, tuple(ranks)),)
+    return (0, tuple(ranks[:extra])), (extra, tuple(ranks[extra:]))
+
+
+def _estimates_graphs(engine: EngineConfig, release: Release) -> bool:
+    """VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, on by default where the release subtracts the estimate (envs.py)."""
+    flag = engine.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+    return release.has("graph_estimate_subtracted") if flag is None else bool(int(flag))
+
+
+_AVAILABLE, _LOW, _HIGH = "available_kv_bytes", "available_low", "available_high"
+
+
+def _kv_cache(
+    layers: KVLayers,
+    kinds: Sequence[_RankKind],
+    engine: EngineConfig,
+    release: Release,
+    stages: tuple[tuple[int, int], ...],
+    groups: tuple[KVCacheGroup, ...],
+    which: str,
+) -> KVCachePlan:
+    """The KV cache of the whole engine from what each stage's fullest rank has left."""
+    available = [
+        min(getattr(kind.budget, which) for kind in kinds if kind.context.pp_rank == stage) for stage in range(len(stages))
+    ]
+    return plan_kv_cache(
+        layers, available, engine, release, stages=stages if len(stages) > 1 else (), groups=groups
+    )
+
+
+def _rank_plan(kind: _RankKind, kv_cache: KVCachePlan, engine: EngineConfig) -> RankPlan:
+    stage = kv_cache.stages[kind.context.pp_rank] if kv_cache.stages else None
+    cache = _cache_term(stage, kv_cache)
+    terms = (*kind.terms, cache)
+    budget = kind.budget
+    accounts = budget.accounts
+    own = max(budget.available_kv_bytes // stage.bytes_per_block, 0) if stage else kv_cache.num_blocks
+    if engine.num_gpu_blocks_override is not None:
+        own = engine.num_gpu_blocks_override
+    return RankPlan(
+        ranks=kind.ranks,
+        terms=terms,
+        accounts=(*budget.accounts, Account.KV_CACHE),
+        budget=replace(budget, totals={**budget.totals, Account.KV_CACHE: cache.n_bytes}),
+        activation=kind.activation,
+        activation_warm_bytes=kind.activation.warm_bytes,
+        num_blocks_own=own,
+        kv_bytes=cache.n_bytes,
+        kv_blocks=kv_cache.num_blocks,
+        load_transient_bytes=load_peak_bytes(kind.context),
+        graph_actual_bytes=budget.totals[Account.CUDA_GRAPHS],
+        device_used_bytes=device_bytes(terms, PERSISTENT),
+    )
+
+
+def _cache_term(stage: StageKV | None, kv_cache: KVCachePlan) -> MemoryTerm:
+    return term(
+        "kv_cache", Component.KV_CACHE, "num_blocks * bytes_per_block",
+        lifetime=Lifetime.AFTER_PROFILE,
+        source="v1/core/kv_cache_utils.py: get_kv_cache_configs; v1/core/kv_cache_planning.py from 0.33.0",
+        note="" if stage else "no layer keeps a KV cache",
+        num_blocks=kv_cache.num_blocks if stage else 0,
+        bytes_per_block=stage.bytes_per_block if stage else 0,
+    )  # fmt: skip

@@ -1,0 +1,172 @@
+"""The verdict: does it start, which limit decides, and how far it is from the limits around it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from vllm_capacity.device import Device
+from vllm_capacity.engine import EngineConfig
+from vllm_capacity.errors import Reason
+from vllm_capacity.kv_cache.planning import KVCachePlan, estimate_max_model_len
+from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm
+from vllm_capacity.plan import ConcurrencyAnswer, RankPlan, Status, Verdict
+from vllm_capacity.releases.release import Release
+from vllm_capacity.units import GIB
+
+_Finding = tuple[Reason, str] | None
+
+
+def judge(
+    ranks: Sequence[RankPlan],
+    kv_cache: KVCachePlan,
+    *,
+    engine: EngineConfig,
+    device: Device,
+    release: Release,
+    used_by_others_bytes: int,
+    at_low: KVCachePlan,
+    at_high: KVCachePlan,
+    concurrency: int | None,
+) -> Verdict:
+    """Checks in the order of vLLM's start-up; `at_low`/`at_high` are the KV plans at the ends of the interval."""
+    total = device.cuda_total_bytes
+    nominal = _first(_checks(ranks, kv_cache, engine, total, used_by_others_bytes, "nominal"))
+    worst = _first(_checks(ranks, at_low, engine, total, used_by_others_bytes, "worst"))
+    best = _first(_checks(ranks, at_high, engine, total, used_by_others_bytes, "best"))
+    if (worst is None) == (best is None):
+        status = Status.STARTS if nominal is None else Status.DOES_NOT_START
+    else:
+        status = Status.TOO_CLOSE
+    finding = nominal or (worst if status is Status.TOO_CLOSE else None)
+    max_utilization = _max_utilization(ranks, total)
+    return Verdict(
+        status=status,
+        reason=finding[0] if finding else None,
+        message=finding[1] if finding else "",
+        max_model_len_that_fits=_longest(kv_cache, engine, release),
+        min_utilization=_utilization_for(ranks, kv_cache, release, total, requests=1, limit=1.0),
+        max_utilization=max_utilization,
+        concurrency=None
+        if concurrency is None
+        else _concurrency(ranks, kv_cache, release, total, concurrency, max_utilization),
+    )
+
+
+def _first(findings: Iterable[_Finding]) -> _Finding:
+    return next((finding for finding in findings if finding is not None), None)
+
+
+def _checks(
+    ranks: Sequence[RankPlan], kv_cache: KVCachePlan, engine: EngineConfig, total: int, used_by_others: int, end: str
+) -> Iterable[_Finding]:
+    def n_bytes(t: MemoryTerm) -> int:
+        return {"nominal": t.n_bytes, "worst": t.high, "best": t.low}[end]
+
+    def in_use(rank: RankPlan, lifetimes: frozenset[Lifetime], *, without: Component | None = None) -> int:
+        return used_by_others + sum(
+            n_bytes(t)
+            for t in rank.terms
+            if t.lifetime in lifetimes
+            and t.allocator is not Allocator.HOST
+            and t.component not in (Component.KV_CACHE, without)
+        )
+
+    for rank in ranks:
+        yield _free_at_start(rank, engine, total, total - in_use(rank, frozenset({Lifetime.BEFORE_SNAPSHOT})))
+    for rank in ranks:
+        loaded = in_use(rank, _BEFORE_PROFILE) + rank.load_transient_bytes
+        yield _over(Reason.LOAD_PEAK, "while loading the weights", loaded, total)
+    if kv_cache.refusal is not None:
+        yield kv_cache.refusal.reason, kv_cache.refusal.message
+    for rank in ranks:
+        yield _over(Reason.NO_KV_MEMORY, "in the profile run", in_use(rank, _AT_PEAK), total)
+    for rank in ranks:
+        cache = kv_cache.num_blocks * (rank.kv_bytes // max(rank.kv_blocks, 1))
+        up = in_use(rank, _ONCE_UP) + cache
+        yield _over(Reason.GRAPH_CAPTURE, "while capturing CUDA graphs", up, total)
+        warm = up + sum(n_bytes(t) for t in rank.terms if t.name == SAMPLER_WARMUP)
+        yield _over(Reason.SAMPLER_WARMUP, "in the sampler warm-up after graph capture", warm, total)
+
+
+SAMPLER_WARMUP = "sampler_warmup"
+"""Name of the term that lives only during vLLM's warm-up of the sampler, after the KV cache and the graphs exist."""
+
+_BEFORE_PROFILE = frozenset({Lifetime.BEFORE_SNAPSHOT, Lifetime.RUNNER_INIT, Lifetime.LOAD})
+_AT_PEAK = _BEFORE_PROFILE | {Lifetime.PROFILE_TRANSIENT, Lifetime.PROFILE_PERSISTENT}
+_ONCE_UP = _BEFORE_PROFILE | {Lifetime.PROFILE_PERSISTENT, Lifetime.AFTER_PROFILE}
+
+
+def _free_at_start(rank: RankPlan, engine: EngineConfig, total: int, free: int) -> _Finding:
+    """`request_memory`, v1/worker/utils.py:425-445 (0.26.0), word for word."""
+    requested = rank.budget.requested_bytes
+    if free >= requested:
+        return None
+    return (
+        Reason.FREE_BELOW_REQUESTED,
+        f"Free memory on device cuda:0 ({_round(free)}/{_round(total)} GiB) on startup is less than desired GPU memory "
+        f"utilization ({engine.gpu_memory_utilization}, {_round(requested)} GiB). Decrease GPU memory utilization or reduce "
+        "GPU memory used by other processes.",
+    )
+
+
+def _round(n_bytes: int) -> str:
+    return f"{round(n_bytes / GIB, 2)}"
+
+
+def _over(reason: Reason, when: str, n_bytes: int, total: int) -> _Finding:
+    if n_bytes <= total:
+        return None
+    return reason, f"CUDA out of memory {when}: {_round(n_bytes)} GiB are needed, the GPU has {_round(total)} GiB."
+
+
+def _longest(kv_cache: KVCachePlan, engine: EngineConfig, release: Release) -> int | None:
+    """The largest max_model_len, up to what the model allows, whose single request fits; None without a KV cache."""
+    if not kv_cache.stages:
+        return None
+    ceiling = max(engine.derived_max_model_len, engine.max_model_len)
+    limits = replace(kv_cache.limits, max_model_len=ceiling)
+    lengths = []
+    for stage in kv_cache.stages:
+        n_bytes = kv_cache.num_blocks * stage.bytes_per_block
+        if release.has("null_block_in_admission"):
+            n_bytes -= stage.bytes_per_block
+        lengths.append(estimate_max_model_len(stage.groups, limits, release, n_bytes, block_bytes=stage.bytes_per_block))
+    return min(lengths)
+
+
+def _utilization_for(
+    ranks: Sequence[RankPlan], kv_cache: KVCachePlan, release: Release, total: int, *, requests: int, limit: float
+) -> float | None:
+    """The least utilisation, to four digits as vLLM prints it, at which `requests` whole requests fit at once."""
+    if not kv_cache.stages:
+        return None
+    needed_blocks = requests * kv_cache.blocks_per_request
+    if requests > 1 or release.has("null_block_in_admission"):
+        needed_blocks += 1  # the null block takes no request
+    least = 0.0
+    for rank in ranks:
+        stage = kv_cache.stages[rank.ranks[0][1]]
+        cache = max(needed_blocks * stage.bytes_per_block, stage.request_bytes if requests == 1 else 0)
+        needed = rank.budget.non_kv_bytes + rank.budget.graph_applied_bytes + cache
+        least = max(least, needed / total)
+    rounded = math.ceil(least * 10_000) / 10_000
+    return rounded if rounded <= limit else None
+
+
+def _max_utilization(ranks: Sequence[RankPlan], total: int) -> float:
+    free = min(rank.budget.free_bytes for rank in ranks)
+    return max(min(math.floor(free / total * 10_000) / 10_000, 1.0), 0.0)
+
+
+def _concurrency(
+    ranks: Sequence[RankPlan], kv_cache: KVCachePlan, release: Release, total: int, requested: int, limit: float
+) -> ConcurrencyAnswer:
+    # Block 0 is vLLM's null block and holds no request (v1/core/block_pool.py:188-191, 0.26.0).
+    fits = kv_cache.num_blocks - 1 >= requested * kv_cache.blocks_per_request
+    return ConcurrencyAnswer(
+        requested=requested,
+        fits=fits,
+        min_utilization=_utilization_for(ranks, kv_cache, release, total, requests=requested, limit=limit),
+    )
