@@ -36,6 +36,8 @@ class Linear:
     bias: bool = False
     quantised: bool = True
     dtype: str | None = None
+    whole_if_sequence_parallel: bool = False
+    """Whole on every rank where the MoE runs sequence-parallel: shared experts built with `disable_tp`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

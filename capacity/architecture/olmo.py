@@ -1,0 +1,60 @@
+"""OLMo 3 with vLLM's own class.
+
+Source: vllm/model_executor/models/olmo3.py (0.26.0): q_norm over the hidden size and k_norm over all KV heads, replicated
+(:113-117), no norm before attention or MLP but one after each, embedding, final norm and an untied head on every pipeline
+stage, one rope cache per layer type where the config has two blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vllm_capacity.architecture import common
+from vllm_capacity.architecture.decoder import (
+    decoder,
+    dense_feed_forward,
+    grouped_attention,
+    layer_kinds,
+    plain_head_dim,
+    rope_of,
+)
+from vllm_capacity.architecture.modules import Architecture, LayerGroup
+from vllm_capacity.inputs.model_config import ModelConfig
+from vllm_capacity.releases.release import Release
+
+
+def olmo3(config: ModelConfig, release: Release) -> Architecture:
+    """Olmo3ForCausalLM. Without `layer_types` every fourth layer is full (Olmo3Config, transformers)."""
+    del release
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    head_size = plain_head_dim(config)
+    kinds = layer_kinds(config, ["sliding_attention" if (i + 1) % 4 else "full_attention" for i in range(layers)])
+    window = config.integer("sliding_window", 4096) or None
+    elsewhere = common.cache_sliding_window(config) if len(set(kinds)) == 1 else None
+    feed, feed_forward = dense_feed_forward(config)
+
+    def build(kind: str, indices: tuple[int, ...]) -> LayerGroup:
+        mixer = grouped_attention(config, head_size, qk_norm=True,
+                                  sliding_window=window if kind == "sliding_attention" else elsewhere)  # fmt: skip
+        qk_norm = (*common.norm("self_attn.k_norm", mixer.num_kv_heads * head_size), *common.norm("self_attn.q_norm", hidden))
+        return LayerGroup(
+            indices=indices,
+            modules=(
+                *common.attention_modules(hidden, mixer, qk_norm=qk_norm),
+                *feed,
+                *common.norm("post_attention_layernorm", hidden),
+                *common.norm("post_feedforward_layernorm", hidden),
+            ),
+            mixers=(mixer,), feed_forward=feed_forward,
+        )  # fmt: skip
+
+    block = config.get("rope_parameters")
+    if isinstance(block, Mapping) and any(isinstance(block.get(kind), Mapping) for kind in kinds):
+        caches = common.caches_by_layer([rope_of(config, head_size, kind) for kind in kinds])
+    else:
+        caches = common.caches_by_layer([common.rope_cache(config, head_size)] * layers)
+    tied = common.tied(config)
+    return decoder(
+        config, name="Olmo3ForCausalLM", family="olmo3", tied=tied, layers=common.group_layers(kinds, build),
+        outside=common.every_stage_placement(config.vocab_size, hidden, tied=tied, head_allocated_first=False, rope=caches),
+    )  # fmt: skip
