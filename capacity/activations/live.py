@@ -1,0 +1,89 @@
+"""Building blocks: a tensor (or several) alive at some moment of the profile run, and a phase as a sum of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from vllm_capacity.context import RankContext
+from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
+from vllm_capacity.units import DTYPE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A moment of the profile run at which many bytes are alive.
+
+    `n_bytes` is everything that PyTorch has allocated above the start of profiling, what persists included. `cold` phases
+    exist only while nothing is in the compile caches yet.
+    """
+
+    name: str
+    n_bytes: int
+    terms: tuple[MemoryTerm, ...]
+    cold: bool = False
+
+
+def phase(name: str, terms: Iterable[MemoryTerm], *, cold: bool = False) -> Phase:
+    """A phase of these terms; terms of 0 bytes are left out."""
+    kept = tuple(t for t in terms if t.n_bytes or t.high)
+    return Phase(name, sum(t.n_bytes for t in kept), kept, cold)
+
+
+def transient(name: str, formula: str, source: str, *, note: str = "", low: int | None = None, high: int | None = None,
+              component: Component = Component.ACTIVATION, **values: int | float) -> MemoryTerm:
+    """Alive at the peak, gone after the profile run."""
+    return term(name, component, formula, allocator=Allocator.TORCH, lifetime=Lifetime.PROFILE_TRANSIENT, source=source,
+                low=low, high=high, note=note, **values)
+
+
+def persistent(name: str, formula: str, source: str, *, note: str = "", low: int | None = None, high: int | None = None,
+               component: Component = Component.WORKSPACE, **values: int | float) -> MemoryTerm:
+    """Allocated during the profile run and kept for the life of the engine."""
+    return term(name, component, formula, allocator=Allocator.TORCH, lifetime=Lifetime.PROFILE_PERSISTENT, source=source,
+                low=low, high=high, note=note, **values)
+
+
+def less(t: MemoryTerm, n_bytes: int, note: str) -> MemoryTerm:
+    """`t` without `n_bytes` of it (never below 0): those bytes are counted by another term."""
+    values = {**t.values, "later": n_bytes}
+    rest = max(0, t.n_bytes - n_bytes)
+    return replace(
+        t, n_bytes=rest, low=max(0, t.low - n_bytes), high=max(rest, t.high - n_bytes),
+        formula=f"max(0, ({t.formula}) - later)", values=values, note="; ".join(filter(None, (t.note, note))),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The numbers that most phases share. `tokens` is the batch of the profile run, `rows` its logits rows."""
+
+    tokens: int
+    sequences: int
+    rows: int
+    tp: int
+    hidden: int
+    vocab: int
+    padded_vocab: int
+    el: int
+    """Bytes of one element of the model's dtype."""
+
+    @staticmethod
+    def of(ctx: RankContext) -> Sizes:
+        engine, architecture = ctx.engine, ctx.architecture
+        tokens, sequences = engine.max_num_batched_tokens, engine.max_num_seqs
+        return Sizes(
+            tokens=tokens, sequences=sequences, rows=min(tokens, sequences), tp=engine.parallel.tp,
+            hidden=architecture.hidden_size, vocab=architecture.vocab_size,
+            padded_vocab=-(-architecture.vocab_size // 64) * 64, el=DTYPE_BYTES[engine.dtype],
+        )  # fmt: skip
+
+
+def share(size: int, tp: int) -> int:
+    """A dimension divided by tp; the last rank's padding is ignored where it does not divide."""
+    return -(-size // tp)
+
+
+def kv_share(num_kv_heads: int, tp: int) -> int:
+    """KV heads on one rank: divided by tp, or one replica each when there are fewer than tp."""
+    return max(1, num_kv_heads // tp)

@@ -1,0 +1,128 @@
+"""The activation peak of vLLM's profile run: every phase, and the one that wins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vllm_capacity.activations.compile import compile_phase
+from vllm_capacity.activations.encoder import encoder_phases
+from vllm_capacity.activations.layers import layer_phases
+from vllm_capacity.activations.live import Phase, Sizes, less, persistent, phase, transient
+from vllm_capacity.activations.moe import moe_phases, moe_workspace
+from vllm_capacity.activations.sampler import final_phases, needs_topk_buffer, topk_buffer
+from vllm_capacity.context import RankContext
+from vllm_capacity.ledger import Lifetime, MemoryTerm
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationPeak:
+    """What a rank needs while it profiles, above what was allocated before.
+
+    `terms` add up to `n_bytes`: what is alive at the winning phase, with everything that stays allocated after the profile run
+    counted as such. `warm_bytes` is the peak of a start that finds its kernels in the compile caches.
+    """
+
+    phases: tuple[Phase, ...]
+    winner: Phase
+    terms: tuple[MemoryTerm, ...]
+    n_bytes: int
+    warm_bytes: int
+
+
+def activation_peak(ctx: RankContext) -> ActivationPeak:
+    """The peak of `profile_run` on this rank, cold (terms, n_bytes) and warm (warm_bytes)."""
+    sizes = Sizes.of(ctx)
+    stays, phases = _phases(ctx, sizes, cold=True)
+    winner = max(phases, key=lambda p: p.n_bytes)
+    terms = _terms(winner, stays)
+    warm_stays, warm = _phases(ctx, sizes, cold=False)
+    return ActivationPeak(
+        phases=phases, winner=winner, terms=terms, n_bytes=sum(t.n_bytes for t in terms),
+        warm_bytes=max(max(p.n_bytes for p in warm), sum(t.n_bytes for t in warm_stays)),
+    )  # fmt: skip
+
+
+def _phases(ctx: RankContext, sizes: Sizes, *, cold: bool) -> tuple[tuple[MemoryTerm, ...], tuple[Phase, ...]]:
+    """What stays allocated after the profile run, and all phases."""
+    inputs = _inputs(ctx, sizes)
+    early = (*_cublas(ctx), *_pipeline_buffers(ctx, sizes))
+    found = moe_workspace(ctx, sizes)
+    workspace = (found,) if found is not None and found.n_bytes else ()
+    last = (topk_buffer(ctx, sizes),) if needs_topk_buffer(ctx, sizes) else ()
+    phases: list[Phase] = []
+    compiling = compile_phase(ctx, sizes) if cold else None
+    if compiling is not None:
+        phases.append(phase(compiling.name, (*inputs, *compiling.terms), cold=True))
+    encoder, kept = encoder_phases(ctx, early)
+    phases += encoder
+    phases += layer_phases(ctx, sizes, (*inputs, *early, *kept), workspace, cold=cold)
+    alive = (*inputs, *early, *workspace, *kept)
+    phases += moe_phases(ctx, sizes, alive)
+    phases += final_phases(ctx, sizes, (*alive, *last))
+    return (*early, *workspace, *last), tuple(phases)
+
+
+def _terms(winner: Phase, stays: Iterable[MemoryTerm]) -> tuple[MemoryTerm, ...]:
+    """The winner's transient terms and all persistent ones. Persistent bytes that come after the winner reuse its memory."""
+    stays = tuple(stays)
+    later = sum(t.n_bytes for t in stays) - sum(
+        t.n_bytes for t in winner.terms if t.lifetime is Lifetime.PROFILE_PERSISTENT
+    )
+    terms = [t for t in winner.terms if t.lifetime is not Lifetime.PROFILE_PERSISTENT]
+    while later > 0 and any(t.n_bytes for t in terms):
+        largest = max(range(len(terms)), key=lambda i: terms[i].n_bytes)
+        taken = min(later, terms[largest].n_bytes)
+        terms[largest] = less(terms[largest], taken, "less what is allocated after this phase and stays")
+        later -= taken
+    return (*terms, *stays)
+
+
+def _inputs(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
+    """Index tensors of the dummy batch: four of one int32 per sequence (runner V2), each in a block of 512 bytes."""
+    if ctx.engine.model_runner != "V2":
+        return ()
+    return (
+        transient(
+            "dummy_batch", "3 * round_up(4 * rows, 512) + round_up(4 * (rows + 1), 512)",
+            "v1/worker/gpu/input_batch.py: InputBatch.make_dummy", rows=sizes.rows,
+        ),
+    )  # fmt: skip
+
+
+def _cublas(ctx: RankContext) -> tuple[MemoryTerm, ...]:
+    """PyTorch's cuBLAS workspace, allocated at the first matrix product and kept; earlier releases of it are smaller.
+
+    Source: parseChosenWorkspaceSize, aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper (and newer), 8.125 MiB before.
+    """
+    if ctx.release.has("cublas_before_snapshot"):
+        return ()
+    return (cublas_workspace(ctx, Lifetime.PROFILE_PERSISTENT),)
+
+
+def cublas_workspace(ctx: RankContext, lifetime: Lifetime) -> MemoryTerm:
+    """The cuBLAS workspace with the lifetime that the release gives it."""
+    from dataclasses import replace
+
+    large = 4096 * 8 * 1024
+    small = 4096 * 1024 * 2 + 16 * 1024 * 8
+    n_bytes = large if ctx.device.sm >= 90 else small
+    t = persistent(
+        "cublas_workspace", "workspace", "PyTorch, ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize",
+        low=n_bytes if ctx.device.sm == 90 else small, workspace=n_bytes,
+        note="CUBLAS_WORKSPACE_CONFIG changes it",
+    )  # fmt: skip
+    return replace(t, lifetime=lifetime)
+
+
+def _pipeline_buffers(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
+    """Hidden states and residual that a later stage receives: runner V1 allocates them in the profile run and keeps them."""
+    if ctx.is_first_stage or ctx.engine.model_runner != "V1":
+        return ()
+    return (
+        persistent(
+            "intermediate_tensors", "2 * tokens * hidden * el",
+            "v1/worker/gpu_model_runner.py: _dummy_run (make_empty_intermediate_tensors)",
+            tokens=sizes.tokens, hidden=sizes.hidden, el=sizes.el,
+        ),
+    )  # fmt: skip

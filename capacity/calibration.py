@@ -1,0 +1,174 @@
+"""Constants that only a GPU can tell, each with the recorded runs behind it, and how far a plan lies from what was measured.
+
+`calibration.yaml` ships with the package. A user's own file (`$XDG_CONFIG_HOME/vllm-capacity/calibration.yaml`, written by
+`vllm-capacity validate`) has the same form; its entries are asked first. A measurement is looked up by cause: device,
+compute capability, PyTorch version, tensor parallel size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from vllm_capacity.device import Device
+from vllm_capacity.engine import EngineConfig
+from vllm_capacity.errors import InputError
+from vllm_capacity.releases.release import Release
+
+_ENTRY = re.compile(r"^  ([^\s#:][^\s:]*):$", re.MULTILINE)
+_FIELD = re.compile(r"^    ([a-z_]+): (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One measured constant in bytes, its spread and where it comes from."""
+
+    name: str
+    component: str
+    n_bytes: int
+    low: int
+    high: int
+    origin: str
+    runs: tuple[str, ...]
+    when: Mapping[str, Any]
+    source: str
+    """'built-in' or the path of a user's file."""
+
+    @property
+    def measured(self) -> bool:
+        """False where no recorded run stands behind it."""
+        return bool(self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """All measurements, the user's before the built-in ones."""
+
+    measurements: tuple[Measurement, ...]
+    source: str
+
+    def find(self, component: str, **facts: Any) -> Measurement | None:
+        """The first measurement of this component whose conditions all hold."""
+        return next((m for m in self.measurements if m.component == component and _holds(m.when, facts)), None)
+
+    def get(self, component: str, **facts: Any) -> Measurement:
+        """As `find`; the file has a fallback for every component."""
+        found = self.find(component, **facts)
+        if found is None:
+            raise InputError(f"calibration has no entry for {component}")
+        return found
+
+
+def _holds(when: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """`device`: part of the device's name; `torch`: a version prefix; other keys: a list that holds the value."""
+    for key, wanted in when.items():
+        value = facts.get(key)
+        if value is None:
+            return False
+        if key == "device":
+            if not re.search(rf"(?<![A-Za-z0-9]){re.escape(str(wanted))}(?![0-9])", str(value)):
+                return False
+        elif key == "torch":
+            if not f"{value}.".startswith(f"{wanted}."):
+                return False
+        elif value not in (wanted if isinstance(wanted, list) else [wanted]):
+            return False
+    return True
+
+
+def user_file() -> Path:
+    """Where a user's calibration lives."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "vllm-capacity" / "calibration.yaml"
+
+
+def load_calibration(path: Path | None = None) -> Calibration:
+    """The built-in measurements, with those of `path` (default: the user's file, if it exists) before them."""
+    extra = user_file() if path is None else path
+    if path is None and not extra.is_file():
+        return Calibration(_built_in(), "built-in")
+    return Calibration((*_read(extra, str(extra)), *_built_in()), str(extra))
+
+
+@lru_cache(maxsize=1)
+def calibration() -> Calibration:
+    """What every plan of this process uses. Tests and `validate` call `calibration.cache_clear()` after writing a file."""
+    return load_calibration()
+
+
+@lru_cache(maxsize=1)
+def _built_in() -> tuple[Measurement, ...]:
+    return _read(Path(__file__).with_name("calibration.yaml"), "built-in")
+
+
+def _read(path: Path, source: str) -> tuple[Measurement, ...]:
+    """Entries of a calibration file: two spaces before a name, four before a field, a JSON value per field."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the calibration file {path}: {error}") from None
+    heads = list(_ENTRY.finditer(text))
+    ends = [head.start() for head in heads[1:]] + [len(text)]
+    return tuple(
+        _measurement(head[1], text[head.end() : end], path, source) for head, end in zip(heads, ends, strict=True)
+    )
+
+
+def _measurement(name: str, text: str, path: Path, source: str) -> Measurement:
+    try:
+        fields = {key: json.loads(value) for key, value in _FIELD.findall(text)}
+        n_bytes, low, high = (fields[key] for key in ("bytes", "low", "high"))
+        if not all(type(n) is int and n >= 0 for n in (n_bytes, low, high)) or not low <= n_bytes <= high:
+            raise ValueError("bytes, low and high must be integers with low <= bytes <= high")
+        when, runs = fields.get("when", {}), fields.get("runs", [])
+        if not isinstance(when, dict) or not isinstance(runs, list):
+            raise ValueError("`when` must be an object and `runs` a list")
+        return Measurement(
+            name, str(fields["component"]), n_bytes, low, high, str(fields.get("origin", "")),
+            tuple(str(run) for run in runs), when, source,
+        )  # fmt: skip
+    except (KeyError, ValueError) as error:
+        raise InputError(f"calibration file {path}, entry {name!r}: {error}") from None
+
+
+def facts(device: Device, engine: EngineConfig, release: Release) -> dict[str, Any]:
+    """What measurements are looked up by."""
+    return {
+        "device": device.name, "sm": device.sm, "tp": engine.parallel.tp, "torch": dict(release.pins).get("torch"),
+        "runner": engine.model_runner,
+    }  # fmt: skip
+
+
+def l2_cache(device: Device) -> Measurement:
+    """Bytes of the device's L2 cache."""
+    return calibration().get("l2_cache", device=device.name, sm=device.sm)
+
+
+def outside_measured(device: Device, engine: EngineConfig, release: Release) -> tuple[str, ...]:
+    """What of this plan no recorded run stands behind, in words; empty when all of it was measured."""
+    known = calibration()
+    at = facts(device, engine, release)
+    components = ["cuda_context", "kernel_modules"]
+    if engine.parallel.tp > 1:
+        components.append("collectives")
+    if engine.parallel.world_size > 1:
+        components.append("nccl")
+    missing = [c for c in components if not known.get(c, **at).measured or not known.get(c, **at).when]
+    words = {
+        "cuda_context": f"CUDA context on {device.name}",
+        "kernel_modules": f"kernel modules on {device.name}",
+        "collectives": f"communication buffers of tp={engine.parallel.tp} on {device.name}",
+        "nccl": f"NCCL communicators on {device.name}",
+    }
+    return tuple(words[c] for c in missing)
+
+
+def recorded_runs(measurements: Iterable[Measurement]) -> int:
+    """Distinct recorded runs named by these measurements."""
+    return len({run for m in measurements for run in m.runs})
