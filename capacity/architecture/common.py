@@ -40,14 +40,19 @@ def norm(name: str, size: int, *, bias: bool = False, dtype: str | None = None) 
 def gated_mlp(
     hidden_size: int, intermediate_size: int, *, prefix: str = "mlp", bias: bool = False, down_bias: bool | None = None,
     quantised: bool = True, replicated: bool = False, up: str = "gate_up_proj", down: str = "down_proj",
+    whole_if_sequence_parallel: bool = False,
 ) -> tuple[Module, ...]:  # fmt: skip
-    """gate_up_proj (MergedColumnParallelLinear) and down_proj (RowParallelLinear); `replicated` is `disable_tp=True`."""
+    """gate_up_proj (MergedColumnParallelLinear) and down_proj (RowParallelLinear).
+
+    `replicated` is `disable_tp=True`; `whole_if_sequence_parallel` is `disable_tp=is_sequence_parallel` (shared experts).
+    """
     column, row = (Shard.REPLICATED, Shard.REPLICATED) if replicated else (Shard.COLUMN, Shard.ROW)
     return (
         Linear(name=f"{prefix}.{up}", inputs=hidden_size, outputs=(intermediate_size, intermediate_size),
-               shard=column, bias=bias, quantised=quantised),
+               shard=column, bias=bias, quantised=quantised, whole_if_sequence_parallel=whole_if_sequence_parallel),
         Linear(name=f"{prefix}.{down}", inputs=intermediate_size, outputs=(hidden_size,), shard=row,
-               bias=bias if down_bias is None else down_bias, quantised=quantised),
+               bias=bias if down_bias is None else down_bias, quantised=quantised,
+               whole_if_sequence_parallel=whole_if_sequence_parallel),
     )  # fmt: skip
 
 

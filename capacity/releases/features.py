@@ -6,6 +6,7 @@ row where a formula differs; a version number is tested nowhere else.
 
 from __future__ import annotations
 
+from vllm_capacity.releases.engine_features import ENGINE_FEATURES
 from vllm_capacity.releases.release import Feature
 
 FEATURES: tuple[Feature, ...] = (
@@ -30,9 +31,10 @@ FEATURES: tuple[Feature, ...] = (
             "weights that another process holds are subtracted from the request"),
     Feature("cublas_before_snapshot", "0.33.0", None, "v1/worker/gpu_worker.py: Worker.init_device",
             "cuBLAS handles are created before the baseline snapshot"),
-    Feature("hybrid_prefix_caching_off", "0.26.0", "0.27.1",
-            "engine/arg_utils.py: _set_default_chunked_prefill_and_prefix_caching_args",
-            "prefix caching is off by default for hybrid (state-space) models; on in all other releases"),
+    Feature("hybrid_prefix_caching_off", None, "0.27.1",
+            "config/model.py: is_prefix_caching_supported (0.19 to 0.25), engine/arg_utils.py: "
+            "_set_default_chunked_prefill_and_prefix_caching_args (0.26 and 0.27)",
+            "prefix caching is off by default for hybrid (state-space) models"),
     Feature("tier_160_gib", "0.28.0", None, "engine/arg_utils.py: get_batch_defaults",
             "devices of at least 160 GiB default to 16,384 tokens a batch and 1,024 sequences in "
             "every usage"),
@@ -138,6 +140,11 @@ FEATURES: tuple[Feature, ...] = (
     Feature("packed_kv_groups", "0.29.0", None, "v1/core/kv_cache_utils.py: _get_packed_kv_cache_groups",
             "packed layouts serve every model with layers of one type and several page sizes; before, "
             "DeepSeek-V4's"),
+    Feature("nvml_total_falls_back_to_cuda", "0.33.0", None, "platforms/cuda.py: get_device_total_memory",
+            "where NVML knows no total (GB10) the default tiers look at CUDA's; before, at 0 bytes"),
+    Feature("modelopt_mixed_side_file", "0.33.0", None,
+            "transformers_utils/model_arch_config_convertor.py: _normalize_quantization_config",
+            "hf_quant_config.json may say MIXED_PRECISION; before, unknown ModelOpt quant algo"),
     Feature("kv_planning_module", "0.33.0", None, "v1/core/kv_cache_planning.py",
             "KV planning lives in its own module; blocks are counted before groups are laid out"),
     Feature("nvfp4_pages_full_only", "0.20.0", "0.20.2",
@@ -184,4 +191,18 @@ FEATURES: tuple[Feature, ...] = (
     Feature("minimal_kv_per_sequence", "0.26.0", None,
             "v1/worker/gpu_model_runner.py: GPUModelRunner._init_minimal_kv_cache_for_profiling",
             "graphs are profiled with at most one block per sequence; before, one per token of the largest graph"),
+    Feature("deep_gemm_workspace_at_load", "0.24.0", None, "utils/deep_gemm.py: _lazy_init",
+            "the first fp8 quantiser calls DeepGEMM's set_pdl, whose runtime keeps a 32 MiB cuBLASLt workspace"),
+    Feature("mxfp4_dead_scales_freed", "0.25.0", None, "model_executor/layers/fused_moe/oracle/mxfp4.py",
+            "the Triton path drops the unswizzled mxfp4 scales; before, they stayed beside the swizzled ones"),
+    Feature("mxfp4_scale_groups_padded", "0.26.0", None,
+            "model_executor/layers/quantization/utils/mxfp4_utils.py: _swizzle_mxfp4",
+            "mxfp4 scale groups are padded to a multiple of 4 on Hopper; before, of 2"),
+    *ENGINE_FEATURES,
+    Feature("kv_scale_cpu_copies", "0.26.0", None,
+            "model_executor/layers/attention/attention.py: set_default_quant_scales",
+            "attention layers also keep _k_scale_cpu and _v_scale_cpu; where a method loads KV scales, on the GPU"),
+    Feature("kv_scale_ranges", None, "0.27.1",
+            "model_executor/layers/attention/attention.py: set_default_quant_scales",
+            "attention layers also keep q_range, k_range and v_range; where a method loads KV scales, on the GPU"),
 )  # fmt: skip

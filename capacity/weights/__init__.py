@@ -1,0 +1,1 @@
+"""What a rank's parameters and buffers take, to the byte."""

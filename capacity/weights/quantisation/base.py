@@ -1,0 +1,154 @@
+"""What a quantisation method has to say: which tensors it stores for a layer, and what it needs while loading.
+
+Adding a method: one module with a subclass of `QuantisationMethod`, one row in `METHODS` of the package.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from vllm_capacity.device import Device
+from vllm_capacity.parallel import ParallelConfig
+from vllm_capacity.releases.release import Release
+from vllm_capacity.units import DTYPE_BYTES
+from vllm_capacity.weights.sharding import LocalExperts, LocalLinear, LocalVocab
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a layer on one rank. `name` is the parameter's own ('weight', 'w13_weight_scale_inv').
+
+    `logical` are the model parameters that it stands for (0 for scales); `scale` sends it to the role
+    `quantisation_scales`; `parameter` is False where vLLM keeps it outside the module's parameters.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    logical: int = 0
+    scale: bool = False
+    buffer: bool = False
+
+    @property
+    def n_bytes(self) -> int:
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """A layer's tensors: `stored` after loading, `built` as constructed (None: the same).
+
+    `transient_bytes`: the most that `process_weights_after_loading` of this layer holds beyond what was there before it.
+    """
+
+    stored: tuple[Stored, ...]
+    built: tuple[Stored, ...] | None = None
+    transient_bytes: int = 0
+
+    @property
+    def as_built(self) -> tuple[Stored, ...]:
+        return self.stored if self.built is None else self.built
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantContext:
+    """What a method may depend on. `block` is the checkpoint's quantisation block ({} for online methods)."""
+
+    dtype: str
+    device: Device
+    release: Release
+    parallel: ParallelConfig
+    block: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    model_type: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    moe_backend: str = "auto"
+
+
+class QuantisationMethod(ABC):
+    """One method for one checkpoint and device. Shapes are one rank's; methods raise RefusedError where vLLM does.
+
+    Modules marked `quantised=False` never get here. `skips` is asked with vLLM's full prefix
+    ('model.layers.3.mlp.gate_up_proj'), once per class of layers: `layer_class` is equal for layers that it treats alike.
+    """
+
+    name: str = ""
+
+    def __init__(self, context: QuantContext) -> None:
+        self.context = context
+
+    def skips(self, prefix: str) -> bool:
+        """True where vLLM leaves this layer unquantised."""
+        del prefix
+        return False
+
+    def layer_class(self, index: int) -> Hashable:
+        """What the ignore list says about layer `index` in particular; None where nothing."""
+        del index
+        return None
+
+    @abstractmethod
+    def linear(self, layer: LocalLinear) -> LayerTensors:
+        """A linear layer; `layer.bias` is stored too."""
+
+    @abstractmethod
+    def experts(self, layer: LocalExperts) -> LayerTensors:
+        """The routed experts of one layer."""
+
+    def vocab(self, layer: LocalVocab) -> LayerTensors:
+        """Embedding or head; most methods leave them unquantised."""
+        return plain_vocab(layer, self.context.dtype)
+
+    def loads_kv_scales(self, *, mla: bool) -> bool:
+        """True where the method gives attention layers scales to load (a BaseKVCacheMethod)."""
+        del mla
+        return False
+
+    def padded_experts(self, layer: LocalExperts) -> tuple[int, int]:
+        """(hidden size, intermediate size per rank) after `maybe_roundup_sizes`."""
+        return layer.hidden_size, layer.intermediate_size
+
+    @property
+    def uses_quant_fp8(self) -> bool:
+        """True where its linear layers build a QuantFP8, which imports DeepGEMM."""
+        return False
+
+
+def plain_linear(layer: LocalLinear, dtype: str) -> LayerTensors:
+    """UnquantizedLinearMethod: weight [outputs, inputs] and bias (layers/linear.py)."""
+    kind = layer.dtype or dtype
+    weight = Stored("weight", (layer.rows, layer.inputs), kind, layer.rows * layer.inputs)
+    return LayerTensors((weight, *bias_of(layer, kind)))
+
+
+def bias_of(layer: LocalLinear, dtype: str) -> tuple[Stored, ...]:
+    """The bias in `params_dtype`, whatever the weight is stored as."""
+    return (Stored("bias", (layer.bias,), dtype, layer.bias),) if layer.bias else ()
+
+
+def plain_experts(layer: LocalExperts, dtype: str) -> LayerTensors:
+    """UnquantizedFusedMoEMethod (layers/fused_moe/unquantized_fused_moe_method.py:73-125)."""
+    kind = layer.dtype or dtype
+    count, hidden, width = layer.num_experts, layer.hidden_size, layer.intermediate_size
+    stored = [
+        Stored("w13_weight", (count, layer.slices * width, hidden), kind, count * layer.slices * width * hidden)
+    ]
+    if layer.bias:
+        stored.append(Stored("w13_bias", (count, layer.slices * width), kind, count * layer.slices * width))
+    stored.append(Stored("w2_weight", (count, hidden, width), kind, count * hidden * width))
+    if layer.bias:
+        stored.append(Stored("w2_bias", (count, hidden), kind, count * hidden))
+    return LayerTensors(tuple(stored))
+
+
+def plain_vocab(layer: LocalVocab, dtype: str) -> LayerTensors:
+    """UnquantizedEmbeddingMethod: padded rows (layers/vocab_parallel_embedding.py)."""
+    kind = layer.dtype or dtype
+    stored = [Stored("weight", (layer.rows, layer.columns), kind, layer.rows * layer.columns)]
+    if layer.bias:
+        stored.append(Stored("bias", (layer.bias,), kind, layer.bias))
+    return LayerTensors(tuple(stored))
