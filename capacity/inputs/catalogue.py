@@ -5,7 +5,6 @@ The schema is in docs/catalogue.md. Looking one model up reads the file and pars
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -80,6 +79,8 @@ def model_ids(text: str | None = None) -> list[str]:
 
 def suggestions(model_id: str, count: int = 3) -> list[str]:
     """Known ids that look like `model_id`; its last part alone is tried too."""
+    import difflib
+
     names = {name.casefold(): name for name in _entries().ids()}
     wanted = model_id.casefold()
     close = difflib.get_close_matches(wanted, names, n=count, cutoff=0.7)

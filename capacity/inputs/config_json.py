@@ -289,7 +289,7 @@ def apply_overrides(root: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
             result[key] = _merge(nested, value)
         elif nested is None and _is_nested_config(key):
             raise InputError(
-                f"--hf-overrides sets {key!r}, but this config has no such part; set its keys at the top level"
+                f"--hf-overrides sets {key!r}, which this config has not; set its keys at the top level"
             )
         else:
             result[key] = dict(value)
