@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-
 from vllm_capacity.errors import CapacityError
 
 
@@ -54,14 +53,28 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option("--model", help="Folder, config.json, catalogue id or Hub id.")
 @click.option("--matrix", type=click.Path(path_type=Path), help="YAML file of runs (models x flags).")
 @click.option("--replay", type=click.Path(path_type=Path), help="Compare recorded runs again; needs no GPU.")
-@click.option("--records", type=click.Path(path_type=Path), default=Path("records.jsonl"), show_default=True,
-              help="File that records are appended to; runs that it holds are not run again.")
-@click.option("--work", type=click.Path(path_type=Path), default=Path("validate-work"), show_default=True,
-              help="Folder for logs and compile caches.")
+@click.option(
+    "--records",
+    type=click.Path(path_type=Path),
+    default=Path("records.jsonl"),
+    show_default=True,
+    help="File that records are appended to; runs that it holds are not run again.",
+)
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    default=Path("validate-work"),
+    show_default=True,
+    help="Folder for logs and compile caches.",
+)
 @click.option("--python", default=sys.executable, help="Python of the environment that has vLLM.")
 @click.option("--usage", type=click.Choice(["server", "offline"]), default="server", show_default=True)
-@click.option("--load-format", default="dummy", show_default=True, help="dummy: no weights needed; auto: real ones.")
-@click.option("--requests", "count", type=int, default=4, show_default=True, help="Requests of the first batch.")
+@click.option(
+    "--load-format", default="dummy", show_default=True, help="dummy: no weights needed; auto: real ones."
+)
+@click.option(
+    "--requests", "count", type=int, default=4, show_default=True, help="Requests of the first batch."
+)
 @click.option("--prompt-tokens", type=int, default=512, show_default=True)
 @click.option("--output-tokens", type=int, default=16, show_default=True)
 @click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="Environment of the engine.")
@@ -69,9 +82,15 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option("--budget", callback=_seconds, help="Time for all runs; none is started that would not finish.")
 @click.option("--gpus", help="Indices of the GPUs to use, for example 0,1 (default: all).")
 @click.option("--tolerance", type=float, default=3.0, show_default=True, help="Per cent of the KV cache.")
-@click.option("--peak-tensors", is_flag=True, help="Also record which tensors were alive at the profiling peak.")
-@click.option("--debug-oom", is_flag=True, help="Record memory history and name what grew when memory runs out.")
-@click.option("--refine", "refit", is_flag=True, help="Refit the user's calibration file from all its records.")
+@click.option(
+    "--peak-tensors", is_flag=True, help="Also record which tensors were alive at the profiling peak."
+)
+@click.option(
+    "--debug-oom", is_flag=True, help="Record memory history and name what grew when memory runs out."
+)
+@click.option(
+    "--refine", "refit", is_flag=True, help="Refit the user's calibration file from all its records."
+)
 @click.option("--calibration", help="Calibration file for the plan, or 'none'.")
 @click.option("--vllm-version", help="Release to plan for (default: the one installed in --python).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -1,0 +1,1 @@
+_manager = None
