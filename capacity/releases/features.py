@@ -205,4 +205,6 @@ FEATURES: tuple[Feature, ...] = (
     Feature("kv_scale_ranges", None, "0.27.1",
             "model_executor/layers/attention/attention.py: set_default_quant_scales",
             "attention layers also keep q_range, k_range and v_range; where a method loads KV scales, on the GPU"),
+    Feature("deep_gemm_2_6", "0.27.0", None, "third_party/deep_gemm/__init__.py: __version__",
+            "the wheel bundles DeepGEMM 2.6 or newer; no recorded run shows its workspace"),
 )  # fmt: skip

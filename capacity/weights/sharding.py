@@ -139,11 +139,31 @@ def shard_linear(linear: Linear, layout: Layout) -> LocalLinear:
         if linear.shard is Shard.ROW:
             inputs = divide(linear.name, inputs, tp)
         else:
-            outputs = tuple(divide(linear.name, size, tp) for size in outputs)
+            outputs = tuple(
+                group_share(linear.name, size, linear.num_groups, tp) if i in linear.grouped
+                else divide(linear.name, size, tp)
+                for i, size in enumerate(outputs)
+            )  # fmt: skip
     return LocalLinear(
         linear.name, inputs, outputs, sum(outputs) if linear.bias else 0, linear.dtype, linear.quantised,
         linear.inputs, total, tp,
     )  # fmt: skip
+
+
+def group_share(name: str, size: int, num_groups: int, tp: int) -> int:
+    """One rank's part of `num_groups` groups: divided, or the only group on every rank.
+
+    Source: MambaMixer2, layers/mamba/mamba_mixer2.py:303-345 (0.26.0), which allows a remainder with one group only.
+    """
+    if num_groups % tp == 0:
+        return size // tp
+    if num_groups != 1:
+        raise RefusedError(
+            Reason.INVALID_LAYOUT,
+            f"If tensor parallel world size does not divide num_groups, then num_groups must equal 1. ({name}: {num_groups}"
+            f" groups, tensor parallel size {tp})",
+        )
+    return size
 
 
 def shard_qkv(qkv: QkvLinear, layout: Layout) -> LocalLinear:

@@ -1,0 +1,215 @@
+"""What PyTorch's caching allocator counts for the tensors of a model, block by block.
+
+vLLM prints allocated bytes (`allocated_bytes.all.current`), and those count whole blocks: 512 bytes at least, and larger
+blocks where the allocator does not split them. The order of construction matters, because the rope cache leaves free blocks
+behind that later weights take over.
+
+Source: c10/cuda/CUDACachingAllocator.cpp (`round_size`, `get_allocation_size`, `should_split`, `get_free_block`), torch 2.11;
+`max_split_size_mb=20` while loading: vllm/v1/worker/gpu_worker.py, `Worker.load_model`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from vllm_capacity.units import MIB, round_up
+
+MIN_BLOCK = 512
+SMALL = 1 * MIB
+"""Up to here from the small pool, whose blocks are always split."""
+MIN_LARGE_SEGMENT = 10 * MIB
+LARGE_SEGMENT = 20 * MIB
+"""The segment behind requests below 10 MiB; also how much larger than asked an unsplittable block may be."""
+SEGMENT_MULTIPLE = 2 * MIB
+LOAD_MAX_SPLIT = 20 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class RopeBuild:
+    """The construction of one cos/sin cache [rows, dim]: fp32 temporaries, then the copy that stays.
+
+    Source: `RotaryEmbeddingBase._compute_cos_sin_cache`, layers/rotary_embedding/base.py:58-105 (0.26.0).
+    """
+
+    rows: int
+    dim: int
+    n_bytes: int
+
+    @property
+    def half(self) -> int:
+        return self.rows * (self.dim // 2) * 4
+
+
+class _Block:
+    __slots__ = ("free", "next", "previous", "size")
+
+    def __init__(self, size: int, previous: _Block | None = None, following: _Block | None = None) -> None:
+        self.size, self.previous, self.next, self.free = size, previous, following, False
+
+
+class CachingAllocator:
+    """The large pool; small tensors only round up to 512 bytes. `allocated` counts blocks in use, small ones too."""
+
+    def __init__(self, max_split: int | None, free: Iterable[int] = ()) -> None:
+        self.max_split = max_split
+        self.allocated = 0
+        self._free: list[tuple[int, int, _Block]] = []
+        self._serial = 0
+        for size in free:
+            self._release(_Block(size))
+
+    def allocate_all(self, sizes: Iterable[int]) -> None:
+        for size in sizes:
+            self.allocate(size)
+
+    def allocate(self, n_bytes: int) -> _Block:
+        """A block for `n_bytes`; one of the small pool needs no bookkeeping but its size."""
+        size = round_up(n_bytes, MIN_BLOCK)
+        if size <= SMALL:
+            self.allocated += size
+            return _Block(size)
+        block = self._take_free(size) or _Block(_segment_size(size))
+        rest = block.size - size
+        splittable = self.max_split is None or size < self.max_split
+        if splittable and rest > SMALL:
+            remaining = _Block(rest, block, block.next)
+            if block.next is not None:
+                block.next.previous = remaining
+            block.next, block.size = remaining, size
+            self._release(remaining)
+        self.allocated += block.size
+        return block
+
+    def free(self, block: _Block) -> None:
+        """Returns a block; free neighbours of its segment merge with it."""
+        self.allocated -= block.size
+        if block.size <= SMALL:
+            return
+        following, previous = block.next, block.previous
+        if following is not None and following.free:
+            self._forget(following)
+            block.size += following.size
+            block.next = following.next
+            if block.next is not None:
+                block.next.previous = block
+        if previous is not None and previous.free:
+            self._forget(previous)
+            previous.size += block.size
+            previous.next = block.next
+            if previous.next is not None:
+                previous.next.previous = previous
+            block = previous
+        self._release(block)
+
+    def build_rope(self, rope: RopeBuild) -> None:
+        """positions, frequencies, cos, sin and their concatenation in fp32; the copy is made while the last lives."""
+        positions = self.allocate(rope.rows * 4)
+        parts = [self.allocate(rope.half) for _ in range(3)]
+        whole = self.allocate(2 * rope.half)
+        for part in (*parts, positions):
+            self.free(part)
+        if rope.n_bytes == 2 * rope.half:
+            return  # an fp32 cache is the concatenation itself
+        self.allocate(rope.n_bytes)
+        self.free(whole)
+
+    def state(self, smallest: int) -> tuple[int, ...]:
+        """Sizes of the free blocks that a request of `smallest` bytes or more could use."""
+        return tuple(size for size, _, _ in self._free if size >= smallest)
+
+    def _take_free(self, size: int) -> _Block | None:
+        """The smallest free block that fits and that `get_free_block` accepts."""
+        at = bisect_left(self._free, size, key=lambda entry: entry[0])
+        if at == len(self._free):
+            return None
+        found = self._free[at][0]
+        if self.max_split is not None:
+            if size < self.max_split <= found:
+                return None
+            if size >= self.max_split and found >= size + LARGE_SEGMENT:
+                return None
+        block = self._free.pop(at)[2]
+        block.free = False
+        return block
+
+    def _release(self, block: _Block) -> None:
+        block.free = True
+        self._serial += 1
+        insort(self._free, (block.size, self._serial, block), key=lambda entry: entry[:2])
+
+    def _forget(self, block: _Block) -> None:
+        self._free = [entry for entry in self._free if entry[2] is not block]
+
+
+def _segment_size(size: int) -> int:
+    """`get_allocation_size` for the large pool."""
+    return LARGE_SEGMENT if size < MIN_LARGE_SEGMENT else round_up(size, SEGMENT_MULTIPLE)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """Bytes of a layer's tensors in order of construction; `attention` of them come before the rope cache."""
+
+    sizes: tuple[int, ...]
+    attention: int
+
+
+@lru_cache(maxsize=512)
+def allocated_by_load(
+    before: tuple[int, ...],
+    layers: tuple[tuple[LayerSizes, tuple[int, ...]], ...],
+    ropes: tuple[RopeBuild, ...],
+    libraries: tuple[int, ...],
+    after: tuple[int, ...],
+    max_split: int | None,
+) -> int:
+    """Allocated bytes after building the tensors in vLLM's order: `before`, the layers by index, `after`.
+
+    `layers` pairs the sizes of one kind of layer with the indices of its layers. Rope caches, then the libraries' buffers,
+    come after the attention tensors of the first layer.
+    """
+    pool = CachingAllocator(max_split)
+    pool.allocate_all(before)
+    order = [kind for _, kind in sorted((index, kind) for kind, (_, indices) in enumerate(layers) for index in indices)]
+    kinds = [_Kind(sizes.sizes) for sizes, _ in layers]
+    first = layers[order[0]][0] if order else LayerSizes((), 0)
+    pool.allocate_all(first.sizes[: first.attention])
+    for rope in ropes:
+        pool.build_rope(rope)
+    pool.allocate_all(libraries)
+    pool.allocate_all(first.sizes[first.attention :])
+    tail = _Kind(after)
+    smallest = min((size for kind in (*kinds, tail) for size in kind.large), default=0)
+    free = pool.state(smallest)
+    seen: dict[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
+    total = pool.allocated
+    for index in order[1:]:
+        found = seen.get((index, free))
+        if found is None:
+            found = seen[index, free] = _one_layer(kinds[index], free, smallest, max_split)
+        total += found[0]
+        free = found[1]
+    return total + _one_layer(tail, free, smallest, max_split)[0]
+
+
+class _Kind:
+    """A layer's small tensors summed up and its large ones in order."""
+
+    __slots__ = ("large", "small")
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        rounded = [round_up(size, MIN_BLOCK) for size in sizes]
+        self.small = sum(size for size in rounded if size <= SMALL)
+        self.large = tuple(size for size in rounded if size > SMALL)
+
+
+def _one_layer(
+    kind: _Kind, free: tuple[int, ...], smallest: int, max_split: int | None
+) -> tuple[int, tuple[int, ...]]:
+    """(bytes that the layer's blocks take, free blocks afterwards). Nothing is freed any more, so sizes suffice."""
+    pool = CachingAllocator(max_split, free)
+    pool.allocate_all(kind.large)
+    return pool.allocated + kind.small, pool.state(smallest)
