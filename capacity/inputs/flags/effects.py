@@ -1,0 +1,164 @@
+"""What each flag of `vllm serve` does to GPU memory, kept by hand; `generated.json` says which release has which flag.
+
+To model a flag, move its name from `UNMODELLED` to `MODELLED`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+Effect = Literal["modelled", "no_effect", "unmodelled"]
+
+MODELLED: Final = """
+    model revision config dtype quantization hf_overrides max_model_len
+    tensor_parallel_size pipeline_parallel_size data_parallel_size decode_context_parallel_size
+    prefill_context_parallel_size enable_expert_parallel
+    gpu_memory_utilization kv_cache_memory_bytes kv_cache_dtype block_size num_gpu_blocks_override
+    enable_prefix_caching disable_hybrid_kv_cache_manager
+    max_num_batched_tokens max_num_seqs enable_chunked_prefill async_scheduling
+    enforce_eager compilation_config cudagraph_capture_sizes max_cudagraph_capture_size optimization_level
+    performance_mode attention_backend
+"""
+
+NO_EFFECT: Final[dict[str, str]] = {
+    "the HTTP front end, in host memory": """
+        host port uds uvicorn_log_level disable_uvicorn_access_log disable_access_log_for_endpoints allow_credentials
+        allowed_origins allowed_methods allowed_headers api_key ssl_keyfile ssl_certfile ssl_ca_certs
+        enable_ssl_refresh ssl_cert_reqs ssl_ciphers root_path middleware enable_request_id_headers
+        disable_fastapi_docs enable_offline_docs h11_max_incomplete_event_size h11_max_header_count grpc grpc_port
+        sse_keep_alive_interval enable_scale_out tokens_only fingerprint_mode fingerprint_value
+        enable_tokenizer_info_endpoint enable_server_load_tracking enable_per_request_metrics
+        enable_prompt_tokens_details enable_force_include_usage headless api_server_count
+        data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s
+        dp_supervisor_probe_failure_threshold shutdown_timeout served_model_name
+    """,
+    "prompts, tools and answers, in host memory": """
+        chat_template chat_template_content_format trust_request_chat_template trust_request_mm_kwargs
+        default_chat_template_kwargs reasoning_effort_map response_role return_tokens_as_token_ids
+        enable_auto_tool_choice exclude_tools_when_tool_choice_none tool_call_parser tool_parser_plugin
+        tool_strict_level tool_server cohere_is_reasoning_model cohere_format anthropic_disabled_thinking_effort
+        reasoning_parser reasoning_parser_plugin io_processor_plugin stream_interval generation_config
+        override_generation_config skip_tokenizer_init tokenizer tokenizer_mode tokenizer_revision
+        interleave_mm_strings renderer_num_workers
+    """,
+    "logs, metrics and traces": """
+        max_log_len enable_log_outputs enable_log_deltas log_error_stack enable_log_requests disable_log_stats
+        aggregate_engine_logging log_config_file logging_config log_level enable_logging_iteration_details
+        show_hidden_metrics_for_version otlp_traces_endpoint collect_detailed_traces kv_cache_metrics
+        kv_cache_metrics_sample cudagraph_metrics enable_layerwise_nvtx_tracing enable_mfu_metrics
+        jit_monitor_mode jit_monitor_verbose custom_histogram_buckets per_request_spec_decode_metrics
+        profiler_config ray_workers_use_nsight watchdog_config fail_on_environ_validation
+    """,
+    "how weights are found and read; the same parameters stay on the GPU": """
+        load_format download_dir ignore_patterns use_tqdm_on_load safetensors_load_strategy
+        safetensors_prefetch_block_size safetensors_prefetch_num_threads model_loader_extra_config
+        max_parallel_loading_workers enable_ep_weight_filter code_revision hf_token config_format
+        trust_remote_code allow_deprecated_quantization allowed_local_media_path allowed_media_domains
+    """,
+    "where ranks run and how they find each other; every rank holds the same": """
+        data_parallel_rank data_parallel_start_rank data_parallel_size_local data_parallel_address
+        data_parallel_rpc_port data_parallel_backend data_parallel_hybrid_lb data_parallel_external_lb
+        data_parallel_multi_port_external_lb master_addr master_port node_rank device_ids
+        distributed_timeout_seconds cpu_distributed_timeout_seconds dp_sync_interval
+        numa_bind numa_bind_nodes numa_bind_cpus
+    """,
+    "which request runs when; buffers are sized by max_num_batched_tokens and max_num_seqs": """
+        scheduling_policy max_num_partial_prefills max_long_partial_prefills long_prefill_token_threshold
+        long_prefill_token_threshold_adaptive scheduler_reserve_full_isl prefill_schedule_interval watermark
+        max_num_queued_reqs max_num_queued_tokens max_num_active_seqs prefix_caching_hash_algo prefix_match_unit
+        disable_cascade_attn
+    """,
+    "host memory only": """
+        mm_processor_cache_gb mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_hasher_algorithm
+        max_cpu_loras enable_shm_tensor_arena
+    """,
+    "limits a request; memory for it is taken at run time, outside what vLLM profiles": "max_logprobs",
+    "seeds the random numbers": "seed",
+    "which experts a rank holds, not how many": "expert_placement_strategy",
+    "the grammar bitmask is allocated whether it is used or not": "structured_outputs_config",
+    "adapters fill the slots that --enable-lora reserves": "lora_modules default_mm_loras",
+}
+
+UNMODELLED: Final[dict[str, str]] = {
+    "planned: what the model is run for": "runner convert pooler_config",
+    "planned: the multimodal encoder": """
+        language_model_only limit_mm_per_prompt mm_encoder_tp_mode mm_encoder_only mm_encoder_attn_backend
+        mm_encoder_attn_dtype skip_mm_profiling mm_ipc_gpu_memory_gb mm_tensor_ipc mm_processor_device
+        mm_processor_kwargs disable_chunked_mm_input
+    """,
+    "planned: LoRA slots": """
+        enable_lora max_loras max_lora_rank lora_dtype fully_sharded_loras lora_target_modules
+        specialize_active_lora enable_tower_connector_lora
+    """,
+    "planned: draft models": "speculative_config spec_method spec_model spec_tokens",
+    "planned: state-space caches": "mamba_cache_mode mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size",
+    "planned: layers left unquantised": "kv_cache_dtype_skip_layers",
+    "planned: KV connectors": "kv_transfer_config kv_events_config kv_offloading_size kv_offloading_backend",
+    "planned: weights in host memory": """
+        cpu_offload_gb cpu_offload_params offload_backend offload_group_size offload_num_in_group
+        offload_prefetch_step offload_params
+    """,
+    "planned: buffers of expert parallelism": """
+        all2all_backend enable_dbo ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold
+        enable_eplb eplb_config
+    """,
+    "planned: kernels with workspaces of their own": "moe_backend linear_backend kernel_config attention_config",
+    "planned: the allocator of sleep mode": "enable_sleep_mode enable_cumem_allocator",
+    "planned: buffers of the all-reduce": "disable_custom_all_reduce",
+    "planned: executors without async scheduling; external launchers": "distributed_executor_backend",
+    "planned: links between nodes": "nnodes",
+    "planned: the window as the longest length": "disable_sliding_window",
+    "planned: V1 or V2, and what its sampler profiles": """
+        logprobs_mode logits_processors enable_prompt_embeds reasoning_config kv_sharing_fast_prefill
+        enable_return_routed_experts ec_transfer_config max_num_scheduled_tokens
+    """,
+    "multimodal inputs of other sizes": """
+        video_pruning_rate video_pruning_method enable_mm_embeds media_io_kwargs mm_device_do_normalize
+        mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin
+        ec_manager_config
+    """,
+    "LoRA for mixtures of experts and classifiers": """
+        enable_mixed_moe_lora_format enable_moe_shared_loras max_lora_cls_labels
+    """,
+    "kernels of single families": """
+        enable_flashinfer_autotune ir_op_priority gdn_prefill_backend kda_prefill_backend kda_decode_backend
+        sparse_indexer_topk_backend enable_bf16x3_router_gemm monokernel enable_hc_sp use_fp64_gumbel
+        override_attention_dtype calculate_kv_scales mamba_backend mamba_ssu_algorithm
+        enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds use_replayssm replayssm_buffer_len
+    """,
+    "which cached blocks are kept": """
+        prefix_cache_retention_interval swa_bounded_replay enable_mamba_fine_grained_prefix_cache
+        enable_mamba_shared_prefix_checkpoint
+    """,
+    "buffers of context parallelism": """
+        dcp_comm_backend dcp_kv_cache_interleave_size cp_kv_cache_interleave_size dcp_q_replicate
+    """,
+    "ranks that come and go": """
+        enable_elastic_ep elastic_ep_max_dp_size enable_fault_tolerance fault_tolerance_config
+        disable_nccl_for_dp_synchronization enable_nccl_comm_suspend
+    """,
+    "what is kept while asleep": "sleep_mode_backend sleep_mode_offload_cudagraph sleep_preserve_parameter_names",
+    "code or a config from elsewhere": """
+        worker_cls worker_extension_cls scheduler_cls model_impl model_class_overrides hf_config_path
+        additional_config quantization_config
+    """,
+    "weights pass through GPU memory": "pt_load_map_location weight_transfer_config",
+    "outputs with buffers of their own": """
+        return_sampling_mask aux_output_config watermark_config enable_batch_sharded_sampling
+        enable_flash_late_interaction enable_trace_replay
+    """,
+    "models of another kind": "diffusion_config engram_config",
+}
+
+
+def _effects() -> dict[str, tuple[Effect, str]]:
+    effects: dict[str, tuple[Effect, str]] = dict.fromkeys(MODELLED.split(), ("modelled", ""))
+    for reason, names in NO_EFFECT.items():
+        effects |= dict.fromkeys(names.split(), ("no_effect", reason))
+    for reason, names in UNMODELLED.items():
+        effects |= dict.fromkeys(names.split(), ("unmodelled", reason))
+    return effects
+
+
+EFFECTS: Final = _effects()
+"""Flag name -> (effect, why)."""
