@@ -1,0 +1,49 @@
+"""Which attention backends vLLM selects: the engine's side of `attention_backends.select_backends`."""
+
+from __future__ import annotations
+
+from vllm_capacity.architecture.modules import Architecture
+from vllm_capacity.device import Device
+from vllm_capacity.engine import EngineArgs
+from vllm_capacity.inputs.model_config import ModelConfig
+from vllm_capacity.releases.release import Release
+
+
+def requested_backend(args: EngineArgs, config: ModelConfig, device: Device, release: Release) -> str | None:
+    """The backend asked for, or the one that the architecture asks for instead of the platform's order.
+
+    `--attention-backend`, `--attention-config`; Gemma 4 with two head sizes: TRITON_ATTN where FlashAttention 4 cannot run
+    (models/config.py: Gemma4Config).
+    """
+    asked = args.attention_backend
+    if asked is None:
+        inside = args.other("attention_config", {})
+        asked = inside.get("backend") if hasattr(inside, "get") else None
+    if asked is not None:
+        return None if str(asked).lower() == "auto" else str(asked).upper()
+    if any(name.startswith("Gemma4") for name in config.architectures):
+        sizes = {config.get("head_dim"), config.get("global_head_dim")} - {None}
+        if len(sizes) > 1:
+            largest = max(sizes)
+            if release.has("gemma4_flash_attention_4"):
+                fa4 = device.compute_capability[0] in (9, 10, 11)
+                return None if fa4 and largest <= 512 else "TRITON_ATTN"
+            return "TRITON_ATTN" if largest > 256 else None
+    return None
+
+
+def resolve_backends(
+    args: EngineArgs, config: ModelConfig, architecture: Architecture, device: Device, release: Release, *,
+    kv_cache_dtype: str, dtype: str,
+) -> tuple[str, ...]:  # fmt: skip
+    """Names in order of first use; () for a model without attention or state-space layers."""
+    try:
+        from vllm_capacity.attention_backends import select_backends
+    except ImportError:  # the backend tables are not part of this build
+        asked = requested_backend(args, config, device, release)
+        return (asked,) if asked else ()
+    selected = select_backends(
+        architecture, kv_cache_dtype, dtype, device, release, block_size=args.block_size,
+        requested=requested_backend(args, config, device, release),
+    )  # fmt: skip
+    return tuple(dict.fromkeys(backend.name for backend in selected))
