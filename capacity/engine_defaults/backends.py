@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from vllm_capacity.architecture.modules import Architecture
+from vllm_capacity.attention_backends import AttentionBackend, select_backends
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.inputs.model_config import ModelConfig
+from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.releases.release import Release
 
 
@@ -33,17 +35,11 @@ def requested_backend(args: EngineArgs, config: ModelConfig, device: Device, rel
 
 
 def resolve_backends(
-    args: EngineArgs, config: ModelConfig, architecture: Architecture, device: Device, release: Release, *,
-    kv_cache_dtype: str, dtype: str,
-) -> tuple[str, ...]:  # fmt: skip
-    """Names in order of first use; () for a model without attention or state-space layers."""
-    try:
-        from vllm_capacity.attention_backends import select_backends
-    except ImportError:  # the backend tables are not part of this build
-        asked = requested_backend(args, config, device, release)
-        return (asked,) if asked else ()
-    selected = select_backends(
+    args: EngineArgs, config: ModelConfig, architecture: Architecture, parallel: ParallelConfig, device: Device,
+    release: Release, *, kv_cache_dtype: str, dtype: str,
+) -> tuple[AttentionBackend, ...]:  # fmt: skip
+    """In order of first use; () for a model without attention or state-space layers."""
+    return select_backends(
         architecture, kv_cache_dtype, dtype, device, release, block_size=args.block_size,
-        requested=requested_backend(args, config, device, release),
+        requested=requested_backend(args, config, device, release), parallel=parallel, config=config,
     )  # fmt: skip
-    return tuple(dict.fromkeys(backend.name for backend in selected))

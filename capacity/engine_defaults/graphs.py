@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_capacity.architecture.modules import Architecture
+from vllm_capacity.attention_backends import AttentionBackend
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.engine_defaults.facts import pass_config, refuse, switch
@@ -263,28 +264,31 @@ _SINGLE_TOKEN = frozenset({"CUTLASS_MLA", "LINEAR_ATTN", "HPC_ATTN"})
 _ALWAYS = frozenset({"TRITON_ATTN", "FLEX_ATTENTION", "ROCM_ATTN"})
 
 
-def graph_support(backend: str, device: Device, release: Release) -> int:
+def graph_support(backend: AttentionBackend, device: Device, release: Release) -> int:
     """AttentionCGSupport of a backend: 0 never, 1 single-token decode, 2 uniform batches, 3 always.
 
     `_cudagraph_support` of each metadata builder, v1/attention/backends (0.19.0 to 0.33.0).
     """
-    if backend == "TRITON_MLA":
+    name = backend.name
+    if name == "TRITON_MLA":
         if not release.has("triton_mla_graphs"):
             return 0
         return 1 if release.has("triton_mla_single_token_graphs") else 2
-    if backend == "FLEX_ATTENTION" and not release.has("flex_attention_graphs"):
+    if name == "FLEX_ATTENTION" and not release.has("flex_attention_graphs"):
         return 0
-    if backend in ("FLASH_ATTN", "FLASH_ATTN_DIFFKV"):
-        return 3 if device.compute_capability[0] == 9 else 2
-    if backend == "FLASHINFER":
-        return 2 if device.compute_capability[0] == 10 else 1
-    if backend in _SINGLE_TOKEN:
+    if name in ("FLASH_ATTN", "FLASH_ATTN_DIFFKV"):
+        always = (3, 4) if release.has("flash_attention_4_always_graphs") else (3,)
+        return 3 if backend.fa_version in always else 2
+    if name == "FLASHINFER":
+        xqa = (9, 12) if release.has("flashinfer_xqa_uniform_graphs") else ()
+        return 2 if device.compute_capability[0] in (10, *xqa) else 1
+    if name in _SINGLE_TOKEN:
         return 1
-    return 3 if backend in _ALWAYS else 2
+    return 3 if name in _ALWAYS else 2
 
 
 def settle_graphs(
-    compilation: Compilation, sizes: tuple[int, ...], backends: Iterable[str], device: Device, release: Release, *,
+    compilation: Compilation, sizes: tuple[int, ...], backends: Iterable[AttentionBackend], device: Device, release: Release, *,
     speculation: Speculation, runs_on_v2: bool,
 ) -> tuple[str, tuple[int, ...]]:  # fmt: skip
     """(cudagraph mode, sizes) that the model runner ends up with.

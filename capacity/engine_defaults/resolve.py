@@ -80,7 +80,7 @@ def resolve_engine(
         args, compilation, device, release, tokens=tokens, seqs=seqs, speculation=speculation
     )
     backends = resolve_backends(
-        args, config, architecture, device, release, kv_cache_dtype=kv_cache_dtype, dtype=dtype
+        args, config, architecture, parallel, device, release, kv_cache_dtype=kv_cache_dtype, dtype=dtype
     )
     graphs, sizes = settle_graphs(
         compilation, sizes, backends, device, release, speculation=speculation, runs_on_v2=v2
@@ -102,7 +102,7 @@ def resolve_engine(
         cudagraph_mode=graphs,
         cudagraph_capture_sizes=sizes,
         compiled=compilation.mode != "NONE",
-        attention_backends=backends,
+        attention_backends=tuple(backend.name for backend in backends),
         model_runner=runner,
         async_scheduling=async_scheduling,
         enable_prefix_caching=prefix_caching,
