@@ -58,14 +58,14 @@ def gated_mlp(
 
 def plain_mlp(
     hidden_size: int, intermediate_size: int, *, prefix: str = "mlp", bias: bool = False, quantised: bool = True,
-    up: str = "up_proj", down: str = "down_proj",
+    up: str = "up_proj", down: str = "down_proj", whole_if_sequence_parallel: bool = False,
 ) -> tuple[Module, ...]:  # fmt: skip
     """An MLP without gate: up (column) and down (row)."""
     return (
         Linear(name=f"{prefix}.{up}", inputs=hidden_size, outputs=(intermediate_size,), shard=Shard.COLUMN, bias=bias,
-               quantised=quantised),
+               quantised=quantised, whole_if_sequence_parallel=whole_if_sequence_parallel),
         Linear(name=f"{prefix}.{down}", inputs=intermediate_size, outputs=(hidden_size,), shard=Shard.ROW, bias=bias,
-               quantised=quantised),
+               quantised=quantised, whole_if_sequence_parallel=whole_if_sequence_parallel),
     )  # fmt: skip
 
 
@@ -233,6 +233,11 @@ def caches_by_layer(caches: Sequence[Tensor]) -> tuple[Placed, ...]:
     for i, cache in enumerate(caches):
         where.setdefault(cache, []).append(i)
     return tuple(Placed(module=c, placement=Placement.EVERY, layers=tuple(i)) for c, i in where.items())
+
+
+def caches_at(cache: Tensor, layers: Sequence[int]) -> tuple[Placed, ...]:
+    """One cache on the stages that hold one of `layers`."""
+    return (Placed(module=cache, placement=Placement.EVERY, layers=tuple(layers)),) if layers else ()
 
 
 # -- outside the layers --------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_capacity.architecture import common
@@ -67,11 +67,11 @@ def moe_feed_forward(
     config: ModelConfig, *, num_experts: int, top_k: int, intermediate_size: int, shared: int = 0, prefix: str = "mlp",
     gate: str = "gate", gate_dtype: str | None = None, gate_bias: bool = False, correction_bias: bool = False,
     shared_name: str = "shared_experts", shared_gate: str | None = None, expert_bias: bool = False,
-    hidden_size: int | None = None,
+    hidden_size: int | None = None, shared_whole: bool = False,
 ) -> tuple[tuple[Module, ...], MixtureOfExperts]:  # fmt: skip
     """A router, optional shared experts [`shared` wide in all] and routed experts under `prefix`, as module and as fact.
 
-    `shared_gate` names a replicated [1, hidden] gate; `correction_bias` adds the fp32 e_score_correction_bias [E].
+    `shared_whole`: the shared experts are whole where the MoE runs sequence-parallel. `shared_gate` names a replicated [1, hidden] gate; `correction_bias` adds the fp32 e_score_correction_bias [E].
     """
     hidden = config.hidden_size if hidden_size is None else hidden_size
     if top_k > num_experts:
@@ -83,7 +83,8 @@ def moe_feed_forward(
         modules += (Linear(name=f"{prefix}.{shared_gate}", inputs=hidden, outputs=(1,), shard=Shard.REPLICATED,
                            quantised=False),)  # fmt: skip
     if shared:
-        modules += common.gated_mlp(hidden, shared, prefix=f"{prefix}.{shared_name}")
+        modules += common.gated_mlp(hidden, shared, prefix=f"{prefix}.{shared_name}",
+                                    whole_if_sequence_parallel=shared_whole)  # fmt: skip
     modules += (common.experts(num_experts, hidden, intermediate_size, name=f"{prefix}.experts", bias=expert_bias),)
     return modules, MixtureOfExperts(num_experts=num_experts, top_k=top_k, hidden_size=hidden,
                                      intermediate_size=intermediate_size, shared_intermediate_size=shared)  # fmt: skip
@@ -108,8 +109,21 @@ def layer_kinds(config: ModelConfig, default: Sequence[str], *, key: str = "laye
     return kinds[:layers]
 
 
-def rope_of(config: ModelConfig, head_size: int, layer_type: str, *, key: Hashable = "", **arguments: Any) -> Tensor:
-    """The cache of one layer type, named after it: two types have two caches even where the shapes are equal."""
-    del key
-    return common.rope_cache(config, head_size, parameters=common.rope_parameters(config, layer_type),
-                             name=f"rotary_emb.{layer_type}.cos_sin_cache", **arguments)  # fmt: skip
+def layer_caches(
+    config: ModelConfig, head_size: int, kinds: Sequence[str], blocks: Mapping[str, Mapping[str, Any]], **arguments: Any
+) -> tuple[Placed, ...]:
+    """The rope caches of layers of several kinds: one per distinct rope block, as vLLM's `_ROPE_DICT` keeps them.
+
+    `blocks[kind]` is the block of a layer kind. Source: `get_rope`, rotary_embedding/__init__.py:30-85 (0.26.0).
+    """
+    first: list[tuple[Mapping[str, Any], Tensor]] = []
+    by_kind: dict[str, Tensor] = {}
+    for kind in dict.fromkeys(kinds):
+        block = blocks[kind]
+        known = next((cache for other, cache in first if other == block), None)
+        if known is None:
+            known = common.rope_cache(config, head_size, parameters=block, name=f"rotary_emb.{kind}.cos_sin_cache",
+                                      **arguments)  # fmt: skip
+            first.append((block, known))
+        by_kind[kind] = known
+    return common.caches_by_layer([by_kind[kind] for kind in kinds])

@@ -127,5 +127,6 @@ def deepseek_moe(config: ModelConfig) -> tuple[tuple[Module, ...], MixtureOfExpe
     return moe_feed_forward(
         config, num_experts=config.size("n_routed_experts"), top_k=config.size("num_experts_per_tok"),
         intermediate_size=width, shared=config.integer("n_shared_experts", 0) * width,
+        shared_whole=True,
         correction_bias=config.get("topk_method") == "noaux_tc",
     )  # fmt: skip

@@ -8,8 +8,11 @@ cache per layer type.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from vllm_capacity.architecture import common
-from vllm_capacity.architecture.decoder import decoder, dense_feed_forward, grouped_attention, rope_of
+from vllm_capacity.architecture.decoder import decoder, dense_feed_forward, grouped_attention, layer_caches
 from vllm_capacity.architecture.modules import (
     Architecture,
     AttentionKind,
@@ -51,7 +54,7 @@ def gemma3(config: ModelConfig, release: Release) -> Architecture:
     head_size = config.size("head_dim", 256)
     kinds = common_kinds(config, pattern=config.size("sliding_window_pattern", 6))
     return _gemma(config, "Gemma3ForCausalLM", "gemma3", kinds=kinds, head_size=head_size,
-                  caches=common.caches_by_layer([gemma3_rope(config, head_size, kind) for kind in kinds]),
+                  caches=layer_caches(config, head_size, kinds, {kind: gemma3_rope(config, kind) for kind in kinds}),
                   norms=FOUR_NORMS, head=True)  # fmt: skip
 
 
@@ -71,13 +74,12 @@ def common_kinds(config: ModelConfig, *, pattern: int) -> tuple[str, ...]:
     return kinds[:layers]
 
 
-def gemma3_rope(config: ModelConfig, head_size: int, kind: str) -> Tensor:
+def gemma3_rope(config: ModelConfig, kind: str) -> Mapping[str, Any]:
     """A block per layer type, or one block for full layers and a default one for sliding layers (gemma3.py:176-187)."""
-    block = config.get("rope_parameters") or {}
-    if kind == SLIDING and kind not in block:
-        return common.rope_cache(config, head_size, parameters={"rope_type": "default"},
-                                 name=f"rotary_emb.{kind}.cos_sin_cache")  # fmt: skip
-    return rope_of(config, head_size, kind)
+    given = config.get("rope_parameters")
+    if kind == SLIDING and not (isinstance(given, Mapping) and kind in given):
+        return {"rope_type": "default", "rope_theta": config.get("rope_local_base_freq", 10000.0)}
+    return common.rope_parameters(config, kind)
 
 
 def _gemma(

@@ -38,6 +38,9 @@ class Linear:
     dtype: str | None = None
     whole_if_sequence_parallel: bool = False
     """Whole on every rank where the MoE runs sequence-parallel: shared experts built with `disable_tp`."""
+    num_groups: int = 0
+    grouped: tuple[int, ...] = ()
+    """Positions in `outputs` of slices made of `num_groups` groups (Mamba2's B and C): a rank holds at least one group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,8 @@ class Tensor:
     buffer: bool = False
     kv_heads: int | None = None
     per_token: bool = False
+    whole_extra: int = 0
+    """Further elements of `shard_dim` that every rank holds in full."""
     eager_dtype: str | None = None
 
 
@@ -277,6 +282,8 @@ class Architecture:
     tie_word_embeddings: bool = False
     supports_mamba_prefix_caching: bool = False
     """Class derives from SupportsMambaPrefixCaching (mamba cache mode 'all' up to 0.31)."""
+    supports_pp: bool = True
+    """Class derives from SupportsPP."""
     notes: tuple[str, ...] = ()
 
     @property

@@ -8,15 +8,16 @@ stage, one rope cache per layer type where the config has two blocks.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from vllm_capacity.architecture import common
 from vllm_capacity.architecture.decoder import (
     decoder,
     dense_feed_forward,
     grouped_attention,
+    layer_caches,
     layer_kinds,
     plain_head_dim,
-    rope_of,
 )
 from vllm_capacity.architecture.modules import Architecture, LayerGroup
 from vllm_capacity.inputs.model_config import ModelConfig
@@ -48,13 +49,17 @@ def olmo3(config: ModelConfig, release: Release) -> Architecture:
             mixers=(mixer,), feed_forward=feed_forward,
         )  # fmt: skip
 
-    block = config.get("rope_parameters")
-    if isinstance(block, Mapping) and any(isinstance(block.get(kind), Mapping) for kind in kinds):
-        caches = common.caches_by_layer([rope_of(config, head_size, kind) for kind in kinds])
-    else:
-        caches = common.caches_by_layer([common.rope_cache(config, head_size)] * layers)
+    caches = layer_caches(config, head_size, kinds, {kind: olmo3_rope(config, kind) for kind in kinds})
     tied = common.tied(config)
     return decoder(
         config, name="Olmo3ForCausalLM", family="olmo3", tied=tied, layers=common.group_layers(kinds, build),
         outside=common.every_stage_placement(config.vocab_size, hidden, tied=tied, head_allocated_first=False, rope=caches),
     )  # fmt: skip
+
+
+def olmo3_rope(config: ModelConfig, kind: str) -> Mapping[str, Any]:
+    """A `rope_scaling` of old files counts for full layers only (Olmo3Config.convert_rope_params_to_dict, transformers 5)."""
+    given = config.get("rope_parameters")
+    if given is None and kind == "sliding_attention":
+        return {"rope_type": "default", "rope_theta": config.get("rope_theta", 500000.0)}
+    return common.rope_parameters(config, kind)

@@ -201,12 +201,12 @@ def shard_vocab(vocab: VocabEmbedding, layout: Layout) -> LocalVocab:
 
 def shard_tensor(tensor: Tensor, layout: Layout) -> tuple[int, ...]:
     """A tensor's shape on one rank."""
-    if tensor.shard_dim is None or layout.tp == 1:
+    if tensor.shard_dim is None:
         return tensor.shape
     shape = list(tensor.shape)
     if tensor.kv_heads is not None:
         per_head = divide(tensor.name, shape[tensor.shard_dim], tensor.kv_heads)
         shape[tensor.shard_dim] = per_head * kv_heads_per_rank(tensor.kv_heads, layout.tp)
     else:
-        shape[tensor.shard_dim] = divide(tensor.name, shape[tensor.shard_dim], layout.tp)
+        shape[tensor.shard_dim] = divide(tensor.name, shape[tensor.shard_dim], layout.tp) + tensor.whole_extra
     return tuple(shape)
