@@ -32,7 +32,7 @@ class CatalogueEntry:
 
 def catalogue_path() -> Path:
     """`models.yaml` beside the installed package, or at the top of a source tree."""
-    package = Path(__file__).parent.parent
+    package = Path(__file__).resolve().parent.parent
     installed = package / "models.yaml"
     return installed if installed.is_file() else package.parent / "models.yaml"
 

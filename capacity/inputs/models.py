@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.catalogue import find_entry, load_entry, suggestions
-from vllm_capacity.inputs.config_json import apply_overrides, normalise, parse_json, read_config
+from vllm_capacity.inputs.config_json import apply_overrides, normalise, read_config
 from vllm_capacity.inputs.model_config import ModelConfig
 
 _REPOSITORY = re.compile(r"^[A-Za-z0-9](?:[\w.-]*[\w])?(?:/[A-Za-z0-9_](?:[\w.-]*[\w])?)?$", re.ASCII)
@@ -65,15 +65,13 @@ def _load_from_hub(
         raise InputError(f"{spec!r:.100} is neither a path nor a Hugging Face id (owner/name){hint}")
     from vllm_capacity.inputs.hub import fetch_config
 
-    files = fetch_config(spec, revision=revision, offline=offline, hint=hint)
-    root = parse_json(files.config, f"config.json of {spec}")
-    beside = parse_json(files.quantization, f"hf_quant_config.json of {spec}") if files.quantization else None
+    fetched = fetch_config(spec, revision=revision, offline=offline, hint=hint)
     return normalise(
         spec,
-        apply_overrides(root, hf_overrides or {}),
-        source=files.source,
-        quantization=beside,
-        facts={"commit": files.commit} if files.commit else {},
+        apply_overrides(fetched.config, hf_overrides or {}),
+        source=fetched.source,
+        quantization=fetched.quantization,
+        facts={"commit": fetched.commit} if fetched.commit else {},
     )
 
 
