@@ -10,16 +10,22 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from vllm_capacity.context import RankContext
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineConfig
 from vllm_capacity.errors import InputError
 from vllm_capacity.releases.release import Release
+
+if TYPE_CHECKING:
+    from vllm_capacity.plan import Coverage
 
 _ENTRY = re.compile(r"^  ([^\s#:][^\s:]*):$", re.MULTILINE)
 _FIELD = re.compile(r"^    ([a-z_]+): (.+)$", re.MULTILINE)
@@ -88,18 +94,33 @@ def user_file() -> Path:
     return (Path(base) if base else Path.home() / ".config") / "vllm-capacity" / "calibration.yaml"
 
 
-def load_calibration(path: Path | None = None) -> Calibration:
+def load_calibration(path: str | Path | None = None) -> Calibration:
     """The built-in measurements, with those of `path` (default: the user's file, if it exists) before them."""
-    extra = user_file() if path is None else path
+    extra = user_file() if path is None else Path(path)
     if path is None and not extra.is_file():
         return Calibration(_built_in(), "built-in")
     return Calibration((*_read(extra, str(extra)), *_built_in()), str(extra))
 
 
-@lru_cache(maxsize=1)
+_active: ContextVar[Calibration | None] = ContextVar("calibration", default=None)
+
+
 def calibration() -> Calibration:
-    """What every plan of this process uses. Tests and `validate` call `calibration.cache_clear()` after writing a file."""
-    return load_calibration()
+    """What terms look constants up in: the one of `use_calibration`, else the built-in measurements."""
+    return _active.get() or Calibration(_built_in(), "built-in")
+
+
+@contextmanager
+def use_calibration(chosen: Calibration | None) -> Iterator[None]:
+    """Plan with these measurements; None keeps what is in use."""
+    if chosen is None:
+        yield
+        return
+    token = _active.set(chosen)
+    try:
+        yield
+    finally:
+        _active.reset(token)
 
 
 @lru_cache(maxsize=1)
@@ -150,25 +171,48 @@ def l2_cache(device: Device) -> Measurement:
     return calibration().get("l2_cache", device=device.name, sm=device.sm)
 
 
-def outside_measured(device: Device, engine: EngineConfig, release: Release) -> tuple[str, ...]:
+RECORDED_RUNS = {"0.19.0": 35, "0.26.0": 9}
+"""Recorded start-ups whose every account is known, by release (tests/data/runs)."""
+
+
+def coverage(ctx: RankContext) -> Coverage:
+    """How well measured the accounting behind a plan is, and what of it lies outside of the recorded runs."""
+    from vllm_capacity.plan import Coverage
+    from vllm_capacity.releases import get_release
+
+    now = ctx.release.has("consumed_accounting")
+    runs = sum(n for version, n in RECORDED_RUNS.items() if get_release(version).has("consumed_accounting") == now)
+    return Coverage(source=calibration().source, recorded_runs=runs, outside_measured=outside_measured(ctx))
+
+
+def outside_measured(ctx: RankContext) -> tuple[str, ...]:
     """What of this plan no recorded run stands behind, in words; empty when all of it was measured."""
-    known = calibration()
-    at = facts(device, engine, release)
-    components = ["cuda_context", "kernel_modules"]
-    if engine.parallel.tp > 1:
-        components.append("collectives")
-    if engine.parallel.world_size > 1:
-        components.append("nccl")
-    missing = [c for c in components if not known.get(c, **at).measured or not known.get(c, **at).when]
-    words = {
-        "cuda_context": f"CUDA context on {device.name}",
-        "kernel_modules": f"kernel modules on {device.name}",
-        "collectives": f"communication buffers of tp={engine.parallel.tp} on {device.name}",
-        "nccl": f"NCCL communicators on {device.name}",
-    }
-    return tuple(words[c] for c in missing)
+    device, parallel, release = ctx.device, ctx.engine.parallel, ctx.release
+    known, at = calibration(), facts(device, ctx.engine, release)
+    wanted = {"cuda_context": f"the CUDA context on {device.name}", "kernel_modules": f"kernel modules on {device.name}"}
+    if parallel.tp > 1:
+        wanted["collectives"] = f"communication buffers of tp={parallel.tp} on {device.name}"
+    if parallel.world_size * parallel.dp > 1:
+        wanted["nccl"] = f"NCCL communicators on {device.name}"
+    if ctx.engine.cudagraph_mode != "NONE":
+        wanted["graph_nodes"] = f"CUDA graphs on {device.name}"
+    missing = [words for component, words in wanted.items() if not known.get(component, **at).measured]
+    if release.version not in RECORDED_RUNS:
+        missing.append(f"vLLM {release.version} itself: its figures are derived from its source, no run of it is recorded")
+    return tuple(missing)
 
 
 def recorded_runs(measurements: Iterable[Measurement]) -> int:
     """Distinct recorded runs named by these measurements."""
     return len({run for m in measurements for run in m.runs})
+
+
+def render(measurements: Iterable[Measurement]) -> str:
+    """The text of a calibration file with these measurements; `load_calibration` reads it back."""
+    lines = ["measurements:"]
+    for m in measurements:
+        lines.append(f"  {m.name}:")
+        fields = {"component": m.component, "when": dict(m.when), "bytes": m.n_bytes, "low": m.low, "high": m.high,
+                  "runs": list(m.runs), "origin": m.origin}  # fmt: skip
+        lines += [f"    {key}: {json.dumps(value)}" for key, value in fields.items()]
+    return "\n".join(lines) + "\n"

@@ -21,6 +21,7 @@ from vllm_capacity.errors import CapacityError
 from vllm_capacity.inputs.config_json import normalise
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.inputs.models import load_model
+from vllm_capacity.ledger import Lifetime
 from vllm_capacity.parallel import ParallelConfig, stage_bounds
 from vllm_capacity.releases import get_release
 from vllm_capacity.units import GIB
@@ -139,12 +140,14 @@ def ranks(run: Run) -> Iterator[tuple[int, str, dict[str, float]]]:
             "activation": rank["peak_activation"] / GIB, "non_torch": rank["non_torch"] / GIB,
             "graph_estimate": rank["cudagraph_estimate"] / GIB, "available_kv": rank["available_kv"] / GIB,
             "weights": rank["model_memory_usage"] / GIB,
+            "before_snapshot": (rank["init_total"] - rank["init_free"]) / GIB,
         }  # fmt: skip
         return
     flat = {
         "activation": measured.get("activation_peak_gib"), "non_torch": measured.get("non_torch_gib"),
         "graph_estimate": measured.get("cudagraph_estimated_gib"), "available_kv": measured.get("available_kv_gib"),
         "weights": measured.get("weights_gib"), "graphs": measured.get("cudagraph_pool_actual_gib"),
+        "before_snapshot": 79.19 - measured["free_at_start_gib"] if "free_at_start_gib" in measured else None,
     }  # fmt: skip
     stages = measured.get("per_rank") or {}
     yield 0, run.name, {k: v for k, v in flat.items() if v is not None}
@@ -154,10 +157,26 @@ def ranks(run: Run) -> Iterator[tuple[int, str, dict[str, float]]]:
             yield stage, f"{run.name} PP{stage}", {k: figures[k] for k in ("weights", "activation") if k in figures}
 
 
+def predictions(run: Run, stage: int) -> dict[str, float]:
+    """Predicted figures of a stage in GiB, under the names that `ranks` uses."""
+    from vllm_capacity.activations.peak import activation_peak
+    from vllm_capacity.budget import Account, account_of
+    from vllm_capacity.overheads import graph_estimate, overhead_terms
+
+    ctx = run.context(stage)
+    terms = overhead_terms(ctx)
+    estimate = graph_estimate(ctx)
+    return {
+        "activation": activation_peak(ctx).n_bytes / GIB,
+        "non_torch": sum(t.n_bytes for t in terms if account_of(t, ctx.release) is Account.NON_TORCH) / GIB,
+        "graph_estimate": estimate.n_bytes / GIB if estimate else 0.0,
+        "graphs": sum(t.n_bytes for t in terms if account_of(t, ctx.release) is Account.CUDA_GRAPHS) / GIB,
+        "before_snapshot": sum(t.n_bytes for t in terms if t.lifetime is Lifetime.BEFORE_SNAPSHOT) / GIB,
+    }  # fmt: skip
+
+
 def table() -> Iterator[tuple[str, str, float, float]]:
     """(run, quantity, predicted GiB, measured GiB) for every figure that has a prediction."""
-    from vllm_capacity.activations.peak import activation_peak
-
     for run in runs():
         try:
             run.context()
@@ -165,14 +184,15 @@ def table() -> Iterator[tuple[str, str, float, float]]:
             print(f"{run.name}: {error}")
             continue
         for stage, label, figures in ranks(run):
-            peak = activation_peak(run.context(stage))
-            yield label, f"activation ({peak.winner.name})", peak.n_bytes / GIB, figures["activation"]
+            for quantity, predicted in predictions(run, stage).items():
+                if quantity in figures:
+                    yield label, quantity, predicted, figures[quantity]
 
 
 def main() -> None:
     for label, quantity, predicted, measured in table():
         error = predicted - measured
-        print(f"{label:70.70} {quantity:26} {predicted:9.4f} {measured:9.4f} {error:+8.4f} {error / measured if measured else 0:+7.2%}")
+        print(f"{label:60.60} {quantity:16} {predicted:9.4f} {measured:9.4f} {error:+8.4f} {error / measured if measured else 0:+8.2%}")
 
 
 if __name__ == "__main__":

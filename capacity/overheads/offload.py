@@ -1,0 +1,13 @@
+"""To come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm_capacity.context import RankContext
+from vllm_capacity.ledger import Component, MemoryTerm
+from vllm_capacity.overheads.terms import nothing
+
+
+def offload_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
+    yield nothing("offload", Component.OFFLOAD, "not asked for", source="engine/arg_utils.py")

@@ -1,0 +1,22 @@
+"""Workspaces that exist outside the profile run's peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm_capacity.activations.peak import cublas_workspace
+from vllm_capacity.context import RankContext
+from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
+from vllm_capacity.units import MIB
+
+
+def workspace_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
+    """cuBLAS's workspace where it comes before the snapshot, and what the allocator cannot give back."""
+    if ctx.release.has("cublas_before_snapshot"):
+        yield cublas_workspace(ctx, Lifetime.BEFORE_SNAPSHOT)
+    if ctx.release.has("consumed_accounting"):
+        yield term(
+            "allocator_fragmentation", Component.UNEXPLAINED, "0", allocator=Allocator.TORCH,
+            lifetime=Lifetime.PROFILE_PERSISTENT, source="utils/mem_utils.py: total_consumed (free memory before less after)",
+            high=64 * MIB, note="reserved segments that empty_cache cannot release count as consumed; not predicted",
+        )  # fmt: skip
