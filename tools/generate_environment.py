@@ -1,4 +1,5 @@
-"""Write capacity/inputs/environment/generated.json: the variables in envs.py of every release, read off the wheels.
+"""Write capacity/inputs/environment/generated.json: the variables in envs.py of every release, read off the
+wheels.
 
 python tools/generate_environment.py WHEELS...          write the table
 python tools/generate_environment.py --check WHEELS...  only say if the table is the wheels'
@@ -22,7 +23,8 @@ def variables_of(wheel: WheelSource) -> dict[str, str]:
     """Name -> default as envs.py writes it for type checkers ('' where it gives none)."""
     table = wheel.find("envs.py", "environment_variables")
     module = wheel.find("envs.py")
-    assert table is not None and module is not None, f"{wheel.version}: no environment_variables in envs.py"
+    assert table is not None, f"{wheel.version}: no environment_variables in envs.py"
+    assert module is not None
     declared = {
         name: text_of(node.value)
         for name, node in children(module)

@@ -1,10 +1,13 @@
-"""Write capacity/inputs/flags/generated.json: every flag of `vllm serve` of every release, read off the wheels.
+"""Write capacity/inputs/flags/generated.json: every flag of `vllm serve` of every release, read off the
+wheels.
 
     python tools/generate_flags.py WHEELS...          write the table
-    python tools/generate_flags.py --check WHEELS...  only say if the table is the wheels', and what is unclassified
+    python tools/generate_flags.py --check WHEELS...  only say if the table is the wheels', and what is
+    unclassified
 
-Flags come from EngineArgs and AsyncEngineArgs (engine/arg_utils.py), the front end's arguments and make_arg_parser
-(entrypoints/.../cli_args.py); their kinds from the annotations of the config classes, by the rules of `_compute_kwargs`.
+Flags come from EngineArgs and AsyncEngineArgs (engine/arg_utils.py), the front end's arguments and
+make_arg_parser (entrypoints/.../cli_args.py); their kinds from the annotations of the config classes, by the
+rules of `_compute_kwargs`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,18 @@ from wheel_source import WheelSource, children, find_wheels, text_of
 TABLE = Path(__file__).parent.parent / "capacity" / "inputs" / "flags" / "generated.json"
 ARG_UTILS = "engine/arg_utils.py"
 CLI_ARGS = tuple(f"entrypoints/{folder}/cli_args.py" for folder in ("openai", "launchers", "common"))
+
+ALIAS_FILES = """
+    renderers/chat_utils.py renderers/__init__.py entrypoints/chat_utils.py
+    model_executor/layers/quantization/__init__.py v1/attention/backends/registry.py
+    tool_parsers/tool_strict_level.py entrypoints/anthropic/protocol.py
+    entrypoints/openai/models/protocol.py model_executor/model_loader/__init__.py utils/__init__.py
+    sampling_params.py logprobs.py transformers_utils/config.py tokenizers/registry.py
+    model_executor/layers/mamba/mamba_utils.py v1/attention/backend.py
+    v1/core/sched/request_queue.py renderers/params.py platforms/interface.py
+    multimodal/processing/inputs.py v1/attention/selector.py
+""".split()  # noqa: SIM905 (a list of paths reads better in lines)
+"""Modules outside config/ whose type aliases annotations name."""
 
 
 @dataclass(slots=True)
@@ -44,13 +59,7 @@ class Names:
 
 def config_names(wheel: WheelSource) -> Names:
     files = wheel.files("config")
-    files += [*CLI_ARGS, ARG_UTILS, "config/utils.py", "renderers/chat_utils.py", "renderers/__init__.py",
-              "entrypoints/chat_utils.py", "model_executor/layers/quantization/__init__.py", "v1/attention/backends/registry.py",
-              "tool_parsers/tool_strict_level.py", "entrypoints/anthropic/protocol.py", "entrypoints/openai/models/protocol.py",
-              "config/model_arch.py", "model_executor/model_loader/__init__.py", "utils/__init__.py", "sampling_params.py",
-              "logprobs.py", "transformers_utils/config.py", "tokenizers/registry.py", "model_executor/layers/mamba/mamba_utils.py",
-              "v1/attention/backend.py", "v1/core/sched/request_queue.py", "config/weight_transfer.py", "renderers/params.py",
-              "platforms/interface.py", "multimodal/processing/inputs.py", "v1/attention/selector.py"]  # fmt: skip
+    files += [*CLI_ARGS, ARG_UTILS, *ALIAS_FILES]
     return Names(wheel, tuple(file for file in files if wheel.tree(file) is not None))
 
 
@@ -116,7 +125,7 @@ def is_dict_subclass(node: ast.AST | None) -> bool:
 
 
 def kind_of(name: str, annotation: ast.AST | None, names: Names, human: tuple[str, ...]) -> dict[str, Any]:
-    """What argparse is told about a config field: `_compute_kwargs` of engine/arg_utils.py, on annotations."""
+    """What argparse is told of a config field: `_compute_kwargs` of engine/arg_utils.py, on annotations."""
     members = list(parts(annotation, names))
     heads = {text_of(m.value) if isinstance(m, ast.Subscript) else text_of(m) for m in members}
     literals = [m for m in members if isinstance(m, ast.Subscript) and text_of(m.value) == "Literal"]
@@ -233,7 +242,7 @@ class FunctionFlags(ast.NodeVisitor):
                 self.single.add(self._place(target.value))
 
     def kind(self, place: tuple[str, str], annotation: ast.AST) -> dict[str, Any]:
-        """Kind of a config field after what the function changed in its kwargs. A list stays one unless nargs went."""
+        """Kind of a field after what the function changed in its kwargs; a list stays one with its nargs."""
         kind = kind_of(place[1], annotation, self.names, self.human)
         if kind["kind"] == "list" and place not in self.single:
             return kind
@@ -328,15 +337,15 @@ def flags_of(wheel: WheelSource) -> dict[str, dict[str, Any]]:
 
 
 def table(wheels: list[WheelSource]) -> dict[str, list[dict[str, Any]]]:
-    """name -> runs of releases with the same entry, each {since, until?, options, kind, ...}; until is the last."""
+    """name -> runs of releases with the same entry, each {since, until, options, kind, ...}."""
     runs: dict[str, list[dict[str, Any]]] = {}
     versions = [wheel.version for wheel in wheels]
     for index, wheel in enumerate(wheels):
         for name, flag in flags_of(wheel).items():
             history = runs.setdefault(name, [])
             last = history[-1] if history else None
-            if last and last["until"] == versions[index - 1] and {k: last[k] for k in flag if k in last} == flag \
-                    and len(last) == len(flag) + 2:  # fmt: skip
+            same = last is not None and {"since": last["since"], "until": last["until"], **flag} == last
+            if last is not None and same and last["until"] == versions[index - 1]:
                 last["until"] = wheel.version
             else:
                 history.append({"since": wheel.version, "until": wheel.version, **flag})

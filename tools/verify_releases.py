@@ -1,15 +1,15 @@
 """Hold the release tables equal to vLLM's wheels.
 
     python tools/verify_releases.py WHEELS...        folders of .whl files, .whl files or unpacked wheels
-    python tools/verify_releases.py --download DIR   fetch the wheels of every release in the table into DIR first
-    python tools/verify_releases.py --update WHEELS  record the functions of new wheels as reviewed
+    python tools/verify_releases.py --download DIR   fetch the wheels of every release in the table into DIR
+    first python tools/verify_releases.py --update WHEELS  record the functions of new wheels as reviewed
 
-For every wheel: what METADATA pins; for every row of the feature table, its marker (tools/markers.yaml); and the hash
-of every function whose formula we cite (tools/reviewed.yaml). Wheels are parsed, never imported. Exits 1 if anything
-differs and says which feature, wheel or function it is.
+For every wheel: what METADATA pins; for every row of the feature table, its marker (tools/markers.yaml); and
+the hash of every function whose formula we cite (tools/reviewed.yaml). Wheels are parsed, never imported.
+Exits 1 if anything differs and says which feature, wheel or function it is.
 
-To add a release: add its row to capacity/releases/wheels.py, run this on its wheel, read each function that it lists,
-adjust the rows of the tables, then run it once more with --update.
+To add a release: add its row to capacity/releases/wheels.py, run this on its wheel, read each function that
+it lists, adjust the rows of the tables, then run it once more with --update.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class WheelSource:
         return sorted(match[1] for name in self._zip.namelist() if (match := pattern.fullmatch(name)))
 
     def requirement(self, package: str) -> str | None:
-        """What METADATA asks of `package` ('==2.11.0'), without its environment marker; None if it is not named."""
+        """What METADATA asks of `package` ('==2.11.0'), without environment marker; None if not named."""
         found = re.search(rf"^Requires-Dist: {re.escape(package)}\s*([^;\n]*)", self.metadata, re.MULTILINE)
         return found.group(1).strip() if found else None
 
@@ -56,7 +56,7 @@ class WheelSource:
         return None if text is None else without_docstrings(ast.parse(text))
 
     def find(self, file: str, dotted: str | None = None) -> ast.AST | None:
-        """The class, function, assignment or dict entry `dotted` of vllm/`file`; the module itself without `dotted`."""
+        """The class, function, assignment or dict entry `dotted` of vllm/`file`; without it, the module."""
         node: ast.AST | None = self.tree(file)
         for name in dotted.split(".") if dotted else ():
             if node is None:
@@ -66,7 +66,7 @@ class WheelSource:
 
 
 def children(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Named things directly inside `node`, also those under `if`, `try` and `with`, and the entries of a dict."""
+    """Named things directly inside `node`, those under `if`, `try` and `with` too, and entries of a dict."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
         if isinstance(node.value, ast.Dict):
             for key, value in zip(node.value.keys, node.value.values, strict=True):
@@ -107,7 +107,7 @@ def text_of(node: ast.AST) -> str:
 
 
 def digest(node: ast.AST | None) -> str:
-    """Hash of what a node means: layout, comments, docstrings and the Python that parses it make no difference."""
+    """Hash of what a node means: layout, comments, docstrings and the parsing Python make no difference."""
     if node is None:
         return "absent"
     return hashlib.sha256(repr(_canonical(node)).encode()).hexdigest()[:12]

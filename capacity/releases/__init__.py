@@ -70,6 +70,6 @@ def _refusal(version: str) -> str:
     nearest = " and ".join(([older[-1]] if older else []) + ([newer[0]] if newer else []))
     kind = "" if re.fullmatch(r"v?[\d.]+", version) else " (a build between releases)"
     return (
-        f"vLLM {version}{kind} was not read, so its memory rules are not known and no other release's are used "
-        f"instead; nearest read: {nearest} (choose one with --vllm-version)"
+        f"vLLM {version}{kind} was not read, so its memory rules are not known and no other release's are "
+        f"used instead; nearest read: {nearest} (choose one with --vllm-version)"
     )

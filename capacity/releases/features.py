@@ -1,7 +1,7 @@
 """What differs between vLLM releases: one row per behaviour, with the first and last release that has it.
 
-Every row has a marker in `tools/markers.yaml`, by which `tools/verify_releases.py` checks it against the wheels. Add a
-row where a formula differs; a version number is tested nowhere else.
+Every row has a marker in `tools/markers.yaml`, by which `tools/verify_releases.py` checks it against the
+wheels. Add a row where a formula differs; a version number is tested nowhere else.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ FEATURES: tuple[Feature, ...] = (
             "--num-gpu-blocks-override replaces the memory that is checked and auto-fitted; before, "
             "only the number of blocks"),
     Feature("indexer_fused_wk", "0.20.0", None, "model_executor/models/deepseek_v2.py: Indexer",
-            "the sparse indexer's wk and weights_proj are one unquantised wk_weights_proj; before, wk is quantised"),
+            "the sparse indexer's wk and weights_proj are one unquantised wk_weights_proj; before, wk is "
+            "quantised"),
     Feature("tokens_from_concurrency", "0.20.1", None, "v1/core/kv_cache_utils.py: capacity log",
             "printed tokens = int(concurrency x max_model_len); before, num_blocks // groups x block_size"),
     Feature("page_padding_by_stride", "0.24.0", None,
@@ -155,30 +156,36 @@ FEATURES: tuple[Feature, ...] = (
             "the backend says how many bytes a page holds; value head sizes must be equal to merge"),
     Feature("mla_merge_compares_all", "0.27.0", None, "v1/kv_cache_interface.py: MLAAttentionSpec.merge",
             "MLA layers merge only if all attention fields are equal"),
-    Feature("deepseek_v4_groups", "0.20.0", "0.28.0", "v1/core/kv_cache_utils.py: group_and_unify_kv_cache_specs",
+    Feature("deepseek_v4_groups", "0.20.0", "0.28.0",
+            "v1/core/kv_cache_utils.py: group_and_unify_kv_cache_specs",
             "sliding-window MLA layers are grouped in tuples beside one full MLA group"),
     Feature("deepseek_v4_only_mixed_pages", "0.26.0", "0.28.0",
             "v1/core/kv_cache_utils.py: group_and_unify_kv_cache_specs",
             "the tuple groups are left alone where all pages are equal"),
     Feature("deepseek_v4_unpadded_windows", "0.27.0", "0.28.0",
             "v1/core/kv_cache_utils.py: _get_kv_cache_groups_uniform_groups",
-            "window pages keep their size and a block is as large as the widest group; before, padded to full pages"),
+            "window pages keep their size and a block is as large as the widest group; before, padded to "
+            "full pages"),
     Feature("packed_block_by_page_size", "0.23.0", "0.26.0",
             "v1/core/kv_cache_utils.py: _bucket_layers_by_page_size",
             "a packed block has as many slots of each page size as the group with most layers of it"),
     Feature("packed_state_buckets", "0.30.0", None, "v1/core/kv_cache_utils.py: _get_packed_kv_cache_groups",
             "window and ring buckets, too, are split to fit the packed block"),
-    Feature("block_stride_alignment", "0.31.0", None, "v1/core/kv_cache_utils.py: _get_kv_cache_bytes_per_block",
+    Feature("block_stride_alignment", "0.31.0", None,
+            "v1/core/kv_cache_utils.py: _get_kv_cache_bytes_per_block",
             "blocks are rounded up to the stride alignments of their layers"),
     Feature("layer_block_stride", "0.32.0", None, "v1/core/kv_cache_utils.py: _get_layer_block_stride",
             "with layer-outermost layouts each page is rounded up to its own stride alignment"),
-    Feature("glm5_next_groups", "0.30.0", "0.31.0", "v1/core/kv_cache_utils.py: _get_kv_cache_groups_glm5_next",
+    Feature("glm5_next_groups", "0.30.0", "0.31.0",
+            "v1/core/kv_cache_utils.py: _get_kv_cache_groups_glm5_next",
             "state-space layers beside compressed MLA are grouped by a rule of their own"),
-    Feature("hidden_state_divisor_block", "0.28.0", None, "v1/core/kv_cache_utils.py: _largest_divisor_at_most",
+    Feature("hidden_state_divisor_block", "0.28.0", None,
+            "v1/core/kv_cache_utils.py: _largest_divisor_at_most",
             "hidden-state blocks divide the block size of the other groups"),
     Feature("hidden_state_min_page", "0.30.0", None, "v1/core/kv_cache_utils.py: _ensure_min_page_size",
             "pages grow until one holds a token's hidden states"),
-    Feature("promotion_keeps_quant_mode", "0.21.0", None, "v1/core/kv_cache_utils.py: unify_hybrid_kv_cache_specs",
+    Feature("promotion_keeps_quant_mode", "0.21.0", None,
+            "v1/core/kv_cache_utils.py: unify_hybrid_kv_cache_specs",
             "windows kept as full attention keep their quantisation and value head size"),
     Feature("refusals_name_cpu", "0.22.0", None, "v1/core/kv_cache_utils.py: _check_enough_kv_cache_memory",
             "the refusals say that gpu_memory_utilization also rules CPU memory"),
@@ -190,21 +197,31 @@ FEATURES: tuple[Feature, ...] = (
             "full CUDA graphs with fewer state blocks than max_num_seqs are refused"),
     Feature("minimal_kv_per_sequence", "0.26.0", None,
             "v1/worker/gpu_model_runner.py: GPUModelRunner._init_minimal_kv_cache_for_profiling",
-            "graphs are profiled with at most one block per sequence; before, one per token of the largest graph"),
+            "graphs are profiled with at most one block per sequence; before, one per token of the largest "
+            "graph"),
     Feature("deep_gemm_workspace_at_load", "0.24.0", None, "utils/deep_gemm.py: _lazy_init",
-            "the first fp8 quantiser calls DeepGEMM's set_pdl, whose runtime keeps a 32 MiB cuBLASLt workspace"),
+            "the first fp8 quantiser calls DeepGEMM's set_pdl, whose runtime keeps a 32 MiB cuBLASLt "
+            "workspace"),
     Feature("mxfp4_dead_scales_freed", "0.25.0", None, "model_executor/layers/fused_moe/oracle/mxfp4.py",
-            "the Triton path drops the unswizzled mxfp4 scales; before, they stayed beside the swizzled ones"),
+            "the Triton path drops the unswizzled mxfp4 scales; before, they stayed beside the swizzled "
+            "ones"),
     Feature("mxfp4_scale_groups_padded", "0.26.0", None,
             "model_executor/layers/quantization/utils/mxfp4_utils.py: _swizzle_mxfp4",
             "mxfp4 scale groups are padded to a multiple of 4 on Hopper; before, of 2"),
     *ENGINE_FEATURES,
     Feature("kv_scale_cpu_copies", "0.26.0", None,
             "model_executor/layers/attention/attention.py: set_default_quant_scales",
-            "attention layers also keep _k_scale_cpu and _v_scale_cpu; where a method loads KV scales, on the GPU"),
+            "attention layers also keep _k_scale_cpu and _v_scale_cpu; where a method loads KV scales, on "
+            "the GPU"),
     Feature("kv_scale_ranges", None, "0.27.1",
             "model_executor/layers/attention/attention.py: set_default_quant_scales",
-            "attention layers also keep q_range, k_range and v_range; where a method loads KV scales, on the GPU"),
+            "attention layers also keep q_range, k_range and v_range; where a method loads KV scales, on "
+            "the GPU"),
     Feature("deep_gemm_2_6", "0.27.0", None, "third_party/deep_gemm/__init__.py: __version__",
             "the wheel bundles DeepGEMM 2.6 or newer; no recorded run shows its workspace"),
+    Feature("dcp_flag_sentences", "0.27.0", None, "config/model.py: ModelConfig.verify_with_parallel_config",
+            "refusals of decode context parallelism name the flags"),
+    Feature("pcp_layout_rules", "0.26.0", None,
+            "config/parallel.py: ParallelConfig._validate_parallel_config",
+            "with prefill context parallelism, dcp must be 1, pcp or tp x pcp"),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A behaviour that some releases have, from `since` to `until`, the first and last that have it (None: open).
+    """A behaviour of the releases from `since` to `until`, the first and the last that have it (None: open).
 
     `source` names the file and the function of vLLM where it shows.
     """

@@ -31,7 +31,7 @@ class Wheel:
 
     @property
     def pins(self) -> tuple[tuple[str, str], ...]:
-        """(("torch", "2.11.0"), ("cuda", ...), ("nccl", ...), ("flashinfer", ...), ("transformers", ">=5.5.3")).
+        """(("torch", "2.11.0"), ("cuda", ...), ("nccl", ...), ("flashinfer", ...), ("transformers", ...)).
 
         The last is a requirement, the others are versions.
         """

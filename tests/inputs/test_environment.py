@@ -1,4 +1,4 @@
-"""Environment variables: unknown names are refused, every known one is classified, what is modelled is used."""
+"""Environment variables: unknown names are refused, known ones classified, and what is modelled is used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 from pathlib import Path
 
 import pytest
-
 import vllm_capacity
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.environment import check_environment, variable, variables_of

@@ -9,7 +9,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-
 import vllm_capacity
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError

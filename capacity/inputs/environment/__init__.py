@@ -39,7 +39,7 @@ class Variable:
     effect: Effect
     reason: str
     default: str = ""
-    """What envs.py declares, as source; empty where it declares none or another library reads the variable."""
+    """What envs.py declares, as source; empty where it declares none or another library reads it."""
 
 
 @cache
@@ -81,8 +81,8 @@ def check_environment(
 ) -> tuple[Variable, ...]:
     """Refuse what cannot be planned; return the variables whose effect on memory is left out of the plan.
 
-    Raises InputError for an unknown VLLM_ name, naming the nearest real one, and for a variable that may change
-    memory in a way that is not modelled, unless it is set to its default or `allow_unmodelled`.
+    Raises InputError for an unknown VLLM_ name, naming the nearest real one, and for a variable that may
+    change memory in a way that is not modelled, unless it is set to its default or `allow_unmodelled`.
     """
     found = [(variable(name, release), value) for name, value in environment.items()]
     left_out = tuple(

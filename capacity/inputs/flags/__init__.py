@@ -21,11 +21,13 @@ __all__ = ["Flag", "ParsedOption", "flags_for", "resolve_option"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """One flag of one release. `name` is its long name in snake case, `aliases` all spellings that argparse knows.
+    """One flag of one release. `name` is its long name in snake case, `aliases` all spellings that argparse
+    knows.
 
-    `kind` is how its value is read: bool (also --no-NAME), store_true, bool_or_str (value optional), int, human_int
-    (32k = 32,000, 32K = 32,768), human_int_or_auto, float, str, list (one or more values, each an `item`), append,
-    json, json_or_str, config (JSON of a config class). `lower`: the value is put in lower case with '-' as '_'.
+    `kind` is how its value is read: bool (also --no-NAME), store_true, bool_or_str (value optional), int,
+    human_int (32k = 32,000, 32K = 32,768), human_int_or_auto, float, str, list (one or more values, each an
+    `item`), append, json, json_or_str, config (JSON of a config class). `lower`: the value is put in lower
+    case with '-' as '_'.
     """
 
     name: str
@@ -99,10 +101,12 @@ def _spellings(release: Release) -> Mapping[str, tuple[Flag, bool]]:
 
 
 def resolve_option(word: str, release: Release) -> ParsedOption:
-    """The flag that vLLM's parser takes `word` for (utils/argparse_utils.py: FlexibleArgumentParser; argparse).
+    """The flag that vLLM's parser takes `word` for (utils/argparse_utils.py: FlexibleArgumentParser;
+    argparse).
 
-    Underscores count as dashes up to the first dot; a long name may be cut short while it stays unambiguous; `-O3`
-    is `--optimization-level 3`; `--config.key value` reaches into JSON. Raises InputError for anything else.
+    Underscores count as dashes up to the first dot; a long name may be cut short while it stays unambiguous;
+    `-O3` is `--optimization-level 3`; `--config.key value` reaches into JSON. Raises InputError for anything
+    else.
     """
     if word.startswith("-O") and word != "-O":
         level = word[3:] if word[2] == "=" else word[2:]
@@ -146,7 +150,9 @@ def _unknown(option: str, release: Release) -> str:
             spans = [run for run in runs if option in run["options"]]
             first, last = spans[0]["since"], spans[-1]["until"]
             span = f"{first} to {last}" if first != last else first
-            return f"{option} is not a flag of vLLM {release.version}; it is one of {span} (choose with --vllm-version)"
+            return (
+                f"{option} is not a flag of vLLM {release.version}; it is one of {span} (see --vllm-version)"
+            )
     near = difflib.get_close_matches(option, _spellings(release), n=1)
     hint = f"; did you mean {near[0]}?" if near else "; see `vllm serve --help=all`"
     return f"{option} is not a flag of vLLM {release.version}{hint}"

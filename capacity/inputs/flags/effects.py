@@ -1,4 +1,5 @@
-"""What each flag of `vllm serve` does to GPU memory, kept by hand; `generated.json` says which release has which flag.
+"""What each flag of `vllm serve` does to GPU memory, kept by hand; `generated.json` says which release has
+which flag.
 
 To model a flag, move its name from `UNMODELLED` to `MODELLED`.
 """
@@ -22,24 +23,24 @@ MODELLED: Final = """
 
 NO_EFFECT: Final[dict[str, str]] = {
     "the HTTP front end, in host memory": """
-        host port uds uvicorn_log_level disable_uvicorn_access_log disable_access_log_for_endpoints allow_credentials
-        allowed_origins allowed_methods allowed_headers api_key ssl_keyfile ssl_certfile ssl_ca_certs
-        enable_ssl_refresh ssl_cert_reqs ssl_ciphers root_path middleware enable_request_id_headers
-        disable_fastapi_docs enable_offline_docs h11_max_incomplete_event_size h11_max_header_count grpc grpc_port
-        sse_keep_alive_interval enable_scale_out tokens_only fingerprint_mode fingerprint_value
-        enable_tokenizer_info_endpoint enable_server_load_tracking enable_per_request_metrics
-        enable_prompt_tokens_details enable_force_include_usage headless api_server_count
-        data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s
-        dp_supervisor_probe_failure_threshold shutdown_timeout served_model_name
+        host port uds uvicorn_log_level disable_uvicorn_access_log disable_access_log_for_endpoints
+        allow_credentials allowed_origins allowed_methods allowed_headers api_key ssl_keyfile ssl_certfile
+        ssl_ca_certs enable_ssl_refresh ssl_cert_reqs ssl_ciphers root_path middleware
+        enable_request_id_headers disable_fastapi_docs enable_offline_docs h11_max_incomplete_event_size
+        h11_max_header_count grpc grpc_port sse_keep_alive_interval enable_scale_out tokens_only
+        fingerprint_mode fingerprint_value enable_tokenizer_info_endpoint enable_server_load_tracking
+        enable_per_request_metrics enable_prompt_tokens_details enable_force_include_usage headless
+        api_server_count data_parallel_supervisor_port dp_supervisor_probe_interval_s
+        dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold shutdown_timeout served_model_name
     """,
     "prompts, tools and answers, in host memory": """
         chat_template chat_template_content_format trust_request_chat_template trust_request_mm_kwargs
         default_chat_template_kwargs reasoning_effort_map response_role return_tokens_as_token_ids
         enable_auto_tool_choice exclude_tools_when_tool_choice_none tool_call_parser tool_parser_plugin
-        tool_strict_level tool_server cohere_is_reasoning_model cohere_format anthropic_disabled_thinking_effort
-        reasoning_parser reasoning_parser_plugin io_processor_plugin stream_interval generation_config
-        override_generation_config skip_tokenizer_init tokenizer tokenizer_mode tokenizer_revision
-        interleave_mm_strings renderer_num_workers
+        tool_strict_level tool_server cohere_is_reasoning_model cohere_format
+        anthropic_disabled_thinking_effort reasoning_parser reasoning_parser_plugin io_processor_plugin
+        stream_interval generation_config override_generation_config skip_tokenizer_init tokenizer
+        tokenizer_mode tokenizer_revision interleave_mm_strings renderer_num_workers
     """,
     "logs, metrics and traces": """
         max_log_len enable_log_outputs enable_log_deltas log_error_stack enable_log_requests disable_log_stats
@@ -65,8 +66,8 @@ NO_EFFECT: Final[dict[str, str]] = {
     "which request runs when; buffers are sized by max_num_batched_tokens and max_num_seqs": """
         scheduling_policy max_num_partial_prefills max_long_partial_prefills long_prefill_token_threshold
         long_prefill_token_threshold_adaptive scheduler_reserve_full_isl prefill_schedule_interval watermark
-        max_num_queued_reqs max_num_queued_tokens max_num_active_seqs prefix_caching_hash_algo prefix_match_unit
-        disable_cascade_attn
+        max_num_queued_reqs max_num_queued_tokens max_num_active_seqs prefix_caching_hash_algo
+        prefix_match_unit disable_cascade_attn
     """,
     "host memory only": """
         mm_processor_cache_gb mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_hasher_algorithm
@@ -91,7 +92,9 @@ UNMODELLED: Final[dict[str, str]] = {
         specialize_active_lora enable_tower_connector_lora
     """,
     "planned: draft models": "speculative_config spec_method spec_model spec_tokens",
-    "planned: state-space caches": "mamba_cache_mode mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size",
+    "planned: state-space caches": """
+        mamba_cache_mode mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size
+    """,
     "planned: layers left unquantised": "kv_cache_dtype_skip_layers",
     "planned: KV connectors": "kv_transfer_config kv_events_config kv_offloading_size kv_offloading_backend",
     "planned: weights in host memory": """
@@ -102,7 +105,7 @@ UNMODELLED: Final[dict[str, str]] = {
         all2all_backend enable_dbo ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold
         enable_eplb eplb_config
     """,
-    "planned: kernels with workspaces of their own": "moe_backend linear_backend kernel_config attention_config",
+    "planned: kernels with their own workspaces": "moe_backend linear_backend kernel_config attention_config",
     "planned: the allocator of sleep mode": "enable_sleep_mode enable_cumem_allocator",
     "planned: buffers of the all-reduce": "disable_custom_all_reduce",
     "planned: executors without async scheduling; external launchers": "distributed_executor_backend",
@@ -137,7 +140,9 @@ UNMODELLED: Final[dict[str, str]] = {
         enable_elastic_ep elastic_ep_max_dp_size enable_fault_tolerance fault_tolerance_config
         disable_nccl_for_dp_synchronization enable_nccl_comm_suspend
     """,
-    "what is kept while asleep": "sleep_mode_backend sleep_mode_offload_cudagraph sleep_preserve_parameter_names",
+    "what is kept while asleep": """
+        sleep_mode_backend sleep_mode_offload_cudagraph sleep_preserve_parameter_names
+    """,
     "code or a config from elsewhere": """
         worker_cls worker_extension_cls scheduler_cls model_impl model_class_overrides hf_config_path
         additional_config quantization_config
