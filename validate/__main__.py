@@ -1,6 +1,8 @@
-"""`python -m vllm_capacity.validate`: the command `validate` without an installed entry point."""
+"""`python -m vllm_capacity.validate`: the command `validate` where no entry point is installed."""
 
-from vllm_capacity.cli.validate import command
+import sys
+
+from vllm_capacity.cli import run
 
 if __name__ == "__main__":
-    command()
+    sys.exit(run(["validate", *sys.argv[1:]]))

@@ -163,9 +163,15 @@ def outcome(
         )
         return Outcome(RunStatus.TIMEOUT, None, error, phase)
     texts = [e["message"] for e in (rank_error, engine_error) if e] + [log_tail]
-    error = rank_error or engine_error or {
-        "phase": phase, "type": "Died", "message": f"the engine's process ended with {list(exit_codes)}",
-    }  # fmt: skip
+    error = (
+        rank_error
+        or engine_error
+        or {
+            "phase": phase,
+            "type": "Died",
+            "message": f"the engine's process ended with {list(exit_codes)}",
+        }
+    )
     for text in texts:
         reason = refusal(text)
         if reason is not None:

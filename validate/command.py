@@ -72,9 +72,11 @@ def _settings(options: Mapping[str, Any]) -> tuple[runner.RunnerSettings, list[i
     from vllm_capacity.validate import tool_version
 
     settings = runner.RunnerSettings(
-        python=python, work=Path(options["work"]).resolve(), tool_version=tool_version(),
+        python=python,
+        work=Path(options["work"]).resolve(),
+        tool_version=tool_version(),
         plan=planning.planner_for(version, states, options["calibration"]),
-    )  # fmt: skip
+    )
     return settings, gpus
 
 
@@ -86,13 +88,23 @@ def _request(options: Mapping[str, Any], flags: Mapping[str, Any]) -> RunRequest
             raise InputError(f"--env {pair}: write NAME=VALUE")
         env[name] = value
     return RunRequest(
-        name=Path(options["model"]).stem if Path(options["model"]).exists() else options["model"].split("/")[-1],
-        model=options["model"], flags=dict(flags), usage=options["usage"], load_format=options["load_format"], env=env,
+        name=Path(options["model"]).stem
+        if Path(options["model"]).exists()
+        else options["model"].split("/")[-1],
+        model=options["model"],
+        flags=dict(flags),
+        usage=options["usage"],
+        load_format=options["load_format"],
+        env=env,
         requests=Requests(
-            count=options["count"], prompt_tokens=options["prompt_tokens"], output_tokens=options["output_tokens"]
+            count=options["count"],
+            prompt_tokens=options["prompt_tokens"],
+            output_tokens=options["output_tokens"],
         ),
-        limit_s=options["limit"], peak_tensors=options["peak_tensors"], debug_oom=options["debug_oom"],
-    )  # fmt: skip
+        limit_s=options["limit"],
+        peak_tensors=options["peak_tensors"],
+        debug_oom=options["debug_oom"],
+    )
 
 
 def _matrix(options: Mapping[str, Any], settings: runner.RunnerSettings, gpus: Sequence[int]) -> int:
@@ -111,9 +123,14 @@ def _matrix(options: Mapping[str, Any], settings: runner.RunnerSettings, gpus: S
     )
     with _progress(requests, earlier) as progress:
         report = matrix.run_matrix(
-            requests, settings, records_path, gpus=gpus, budget_s=options["budget"], progress=progress,
+            requests,
+            settings,
+            records_path,
+            gpus=gpus,
+            budget_s=options["budget"],
+            progress=progress,
             finished=finished,
-        )  # fmt: skip
+        )
     for name, why in report.skipped.items():
         click.echo(f"skipped {name}: {why}", err=options["as_json"])
     if options["as_json"]:
@@ -162,9 +179,12 @@ class _progress:  # noqa: N801 - a context manager, used like a function
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
                 console=Console(stderr=True),
-            )  # fmt: skip
+            )
             self._bar.start()
         return self._tick
 

@@ -1,4 +1,6 @@
-"""A plan beside a record: predicted, measured and error per term and rank. Reads the shape of `plan --json` only."""
+"""A plan beside a record: predicted, measured and error per term and rank. Reads the shape of `plan --json`
+only.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One term of one rank (None: of the whole engine). Bytes unless `unit` says otherwise; None where there is none."""
+    """One term of one rank (None: of the whole engine). Bytes unless `unit` says otherwise; None where there
+    is none.
+    """
 
     name: str
     rank: int | None
@@ -73,9 +77,16 @@ def compare(plan: Mapping[str, Any] | None, record: RunRecord, tolerance_percent
     verdict = (plan or {}).get("verdict") or {}
     device = next((r.device["cuda_total_bytes"] for r in record.ranks if r.device), None)
     return Comparison(
-        record.name, record.status.value, verdict.get("status"), record.reason, verdict.get("reason"), device, rows,
-        code, message,
-    )  # fmt: skip
+        record.name,
+        record.status.value,
+        verdict.get("status"),
+        record.reason,
+        verdict.get("reason"),
+        device,
+        rows,
+        code,
+        message,
+    )
 
 
 def _judge(
@@ -175,35 +186,58 @@ ACCOUNTS: tuple[tuple[str, str, str, Callable[[RankRecord], int | None]], ...] =
     ("activation_peak", "torch_peak_increase", "activation_peak_bytes", _result("torch_peak_increase")),
     ("non_torch", "non_torch_increase", "non_torch_bytes", _result("non_torch_increase")),
     ("graph_estimate", "cudagraph_memory_estimate", "cuda_graph_estimate_bytes", _profiled("graph_estimate")),
-    ("graph_applied", "cudagraph_memory_estimate_applied", "cuda_graph_applied_bytes", _profiled("graph_applied")),
-    ("available_kv", "available_kv_cache_memory_bytes", "available_kv_bytes",
-     _profiled("available_kv_cache_memory_bytes")),
+    (
+        "graph_applied",
+        "cudagraph_memory_estimate_applied",
+        "cuda_graph_applied_bytes",
+        _profiled("graph_applied"),
+    ),
+    (
+        "available_kv",
+        "available_kv_cache_memory_bytes",
+        "available_kv_bytes",
+        _profiled("available_kv_cache_memory_bytes"),
+    ),
     ("non_kv", "non_kv_cache_memory", "non_kv_bytes", _result("non_kv_cache_memory")),
     ("graph_actual", "capture_model()", "cuda_graph_actual_bytes", lambda r: r.graph_actual),
     ("device_used", "cudaMemGetInfo, ready", "device_used_bytes", _device_used),
-)  # fmt: skip
+)
 """(row, vLLM's name, key of the plan's rank, how the record measures it)."""
 
 PARTS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Callable[[RankRecord], int | None]], ...] = (
-    ("baseline", lambda t: t["lifetime"] == "before_snapshot", lambda r: difference(r, "cuda_memory", "baseline")),
-    ("cuda_context", lambda t: t["lifetime"] == "before_snapshot" and t["component"] == "cuda_context",
-     lambda r: difference(r, "cuda_memory", "context")),
-    ("communication", lambda t: t["lifetime"] == "before_snapshot" and t["component"] in ("nccl", "custom_all_reduce"),
-     lambda r: difference(r, "cuda_memory", "baseline", "context")),
-    ("runner_buffers", lambda t: t["lifetime"] == "runner_init" and t["allocator"] == "torch",
-     lambda r: difference(r, "torch_memory", "runner_init", "baseline")),
+    (
+        "baseline",
+        lambda t: t["lifetime"] == "before_snapshot",
+        lambda r: difference(r, "cuda_memory", "baseline"),
+    ),
+    (
+        "cuda_context",
+        lambda t: t["lifetime"] == "before_snapshot" and t["component"] == "cuda_context",
+        lambda r: difference(r, "cuda_memory", "context"),
+    ),
+    (
+        "communication",
+        lambda t: t["lifetime"] == "before_snapshot" and t["component"] in ("nccl", "custom_all_reduce"),
+        lambda r: difference(r, "cuda_memory", "baseline", "context"),
+    ),
+    (
+        "runner_buffers",
+        lambda t: t["lifetime"] == "runner_init" and t["allocator"] == "torch",
+        lambda r: difference(r, "torch_memory", "runner_init", "baseline"),
+    ),
     ("workspace", lambda t: t["component"] == "workspace", _workspace),
     ("kv_cache", lambda t: t["component"] == "kv_cache", _kv_bytes),
-)  # fmt: skip
+)
 """(row, which terms of the ledger it sums, how the record measures it)."""
 
 
 def accounting_residual(rank: RankRecord) -> int | None:
     """requested - what was subtracted - available_kv, in bytes: 0 if the release's accounting is understood.
 
-    The accounts are rebuilt from the raw snapshots. Classic (v1/worker/gpu_worker.py up to 0.26.0): weights, increase of the
-    torch peak, increase of non-torch memory. Consumed (from 0.27.0, where the result has `total_consumed`): free memory before
-    minus after, plus the peak above what stayed allocated. None where the release measured nothing.
+    The accounts are rebuilt from the raw snapshots. Classic (v1/worker/gpu_worker.py up to 0.26.0): weights,
+    increase of the torch peak, increase of non-torch memory. Consumed (from 0.27.0, where the result has
+    `total_consumed`): free memory before minus after, plus the peak above what stayed allocated. None where
+    the release measured nothing.
     """
     profiling = rank.profiling
     if profiling is None or profiling.result is None or profiling.available_kv_cache_memory_bytes is None:
@@ -245,9 +279,14 @@ def table(comparison: Comparison, width: int | None = None) -> str:
         if row.unit == "bytes" and row.error is not None and comparison.device_bytes:
             of_device = f"{100 * row.error / comparison.device_bytes:+.2f}"
         text.add_row(
-            row.name, row.engine_name, "" if row.rank is None else str(row.rank), _shown(row.predicted, row.unit),
-            _shown(row.measured, row.unit), _error(row), of_device,
-        )  # fmt: skip
+            row.name,
+            row.engine_name,
+            "" if row.rank is None else str(row.rank),
+            _shown(row.predicted, row.unit),
+            _shown(row.measured, row.unit),
+            _error(row),
+            of_device,
+        )
     output = StringIO()
     Console(file=output, width=width or 120, force_terminal=False, color_system=None).print(text)
     return output.getvalue()

@@ -19,7 +19,9 @@ STAGE_COMPONENTS = (
 
 
 def growth(rank: RankRecord) -> list[tuple[str, int]]:
-    """Per component how much the device's memory in use grew between its stages; a failed stage counts as the end."""
+    """Per component how much the device's memory in use grew between its stages; a failed stage counts as the
+    end.
+    """
     found = []
     failed = next((s for name, s in rank.stages.items() if name.startswith("failed_in_")), None)
     for before, after, component in STAGE_COMPONENTS:

@@ -1,4 +1,6 @@
-"""The GPUs of this machine through nvidia-smi: memory in use before and after a run. Nothing here makes a CUDA context."""
+"""The GPUs of this machine through nvidia-smi: memory in use before and after a run. Nothing here makes a
+CUDA context.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,11 @@ def query_gpus(command: str = "nvidia-smi") -> list[GpuState]:
     try:
         done = subprocess.run(
             [command, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return []
     return parse_query(done.stdout)
@@ -32,10 +37,15 @@ def parse_query(text: str) -> list[GpuState]:
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) == 5 and parts[0].isdigit() and parts[2].isdigit() and parts[3].isdigit():
-            states.append(GpuState(
-                index=int(parts[0]), name=parts[1], nvml_total_bytes=int(parts[2]) * MIB,
-                used_before_bytes=int(parts[3]) * MIB, driver=parts[4],
-            ))  # fmt: skip
+            states.append(
+                GpuState(
+                    index=int(parts[0]),
+                    name=parts[1],
+                    nvml_total_bytes=int(parts[2]) * MIB,
+                    used_before_bytes=int(parts[3]) * MIB,
+                    driver=parts[4],
+                )
+            )
     return states
 
 
@@ -50,7 +60,9 @@ def visible_indices(states: list[GpuState], environment: dict[str, str] | None =
 
 
 def wait_for_return(before: list[GpuState], timeout_s: float, command: str = "nvidia-smi") -> bool | None:
-    """Wait until the GPUs' memory in use is back to what it was; fills `used_after_bytes`. None where not measurable."""
+    """Wait until the GPUs' memory in use is back to what it was; fills `used_after_bytes`. None where not
+    measurable.
+    """
     if not before:
         return None
     deadline = time.monotonic() + timeout_s

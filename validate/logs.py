@@ -31,7 +31,9 @@ def anonymous(text: str) -> str:
 
 
 def memory_lines(lines: Iterable[str], limit: int = 120) -> list[str]:
-    """The log's lines about memory, anonymous, in order, without repetitions; the first half and the last half of `limit`."""
+    """The log's lines about memory, anonymous, in order, without repetitions; the first half and the last
+    half of `limit`.
+    """
     kept: list[str] = []
     for line in lines:
         clean = anonymous(line.rstrip())[:600]
@@ -58,18 +60,29 @@ def printed(lines: Iterable[str]) -> Printed:
     )
 
 
-_OOM = re.compile(r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|"
-                  r"Cuda failure 2 'out of memory'")  # fmt: skip
+_OOM = re.compile(
+    r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|"
+    r"Cuda failure 2 'out of memory'"
+)
 _SENTENCES: tuple[tuple[Reason, str], ...] = (
-    (Reason.FREE_BELOW_REQUESTED, r"Free memory on device .* on startup is less than desired GPU memory utilization"),
+    (
+        Reason.FREE_BELOW_REQUESTED,
+        r"Free memory on device .* on startup is less than desired GPU memory utilization",
+    ),
     (Reason.ONE_REQUEST_DOES_NOT_FIT, r"To serve at least one request with .* max seq len"),
     (Reason.NO_KV_MEMORY, r"No available memory for the cache blocks"),
     (Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS, r"max_num_seqs .* exceeds available Mamba cache blocks"),
-    (Reason.INVALID_LAYOUT, r"must be divisible by tensor parallel size|is not divisible by|not divisible by "
-                            r"tensor parallel|World size .* is larger than"),
-    (Reason.UNSUPPORTED_BY_RELEASE, r"are not supported for now|Model architectures .* failed|is not supported by|"
-                                    r"does not support"),
-)  # fmt: skip
+    (
+        Reason.INVALID_LAYOUT,
+        r"must be divisible by tensor parallel size|is not divisible by|not divisible by "
+        r"tensor parallel|World size .* is larger than",
+    ),
+    (
+        Reason.UNSUPPORTED_BY_RELEASE,
+        r"are not supported for now|Model architectures .* failed|is not supported by|"
+        r"does not support",
+    ),
+)
 _SENTENCES_COMPILED = tuple((reason, re.compile(pattern, re.DOTALL)) for reason, pattern in _SENTENCES)
 _PHASE_REASONS = (
     ("load_model", Reason.LOAD_PEAK),

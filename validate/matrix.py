@@ -1,4 +1,6 @@
-"""A matrix of runs: models and flags from a YAML file, done in order, within a time budget, each at most once."""
+"""A matrix of runs: models and flags from a YAML file, done in order, within a time budget, each at most
+once.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,8 @@ class _Matrix(BaseModel):
 def load_matrix(path: Path) -> list[RunRequest]:
     """The runs of a matrix file in order. Raises InputError that names the run and the key.
 
-    `defaults` apply to every run (its `flags` and `env` are merged key by key), `runs` are listed one by one, and each
-    entry of `sweeps` stands for its models times its variants.
+    `defaults` apply to every run (its `flags` and `env` are merged key by key), `runs` are listed one by one,
+    and each entry of `sweeps` stands for its models times its variants.
     """
     import yaml
 
@@ -84,7 +86,9 @@ def _first(error: ValidationError) -> str:
 
 
 def expected_seconds(request: RunRequest, records: Sequence[RunRecord]) -> float:
-    """How long a run will take: as long as it did before, else as long as that model did, else what the file says."""
+    """How long a run will take: as long as it did before, else as long as that model did, else what the file
+    says.
+    """
     done = [r for r in records if r.status in SETTLED and "total_s" in r.durations]
     same = [r.durations["total_s"] for r in done if r.name == request.name]
     if same:
@@ -133,8 +137,9 @@ def run_matrix(
 ) -> Report:
     """Run what is not recorded yet, as many at once as the `gpus` allow, and append each record as it comes.
 
-    A run is started only if its expected duration fits into what is left of the budget, and killed at its limit or at the
-    budget's end. Runs that share a compile cache never overlap. A GPU whose memory did not come back is not used again.
+    A run is started only if its expected duration fits into what is left of the budget, and killed at its
+    limit or at the budget's end. Runs that share a compile cache never overlap. A GPU whose memory did not
+    come back is not used again.
     """
     earlier = read_records(records_path) if records_path.exists() else []
     begin = time.monotonic()

@@ -2,68 +2,67 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from vllm_capacity.errors import InputError
 from vllm_capacity.validate.record import GpuState, RunRequest
 
+if TYPE_CHECKING:
+    from vllm_capacity.calibration import Calibration
 
-def plan_arguments(request: RunRequest) -> list[str]:
-    """The command-line flags of `plan` that say what a request says."""
-    arguments = ["--model", request.model, "--usage", request.usage]
-    flags = dict(request.flags)
+
+KEPT_OF_TERMS = ("name", "component", "allocator", "lifetime", "account", "bytes", "low", "high")
+"""What a record keeps of a plan's terms: formulas and sources follow from the release."""
+
+
+def plan_request(
+    request: RunRequest, version: str | None, gpu: str | None, calibration: Calibration | str | None = None
+) -> dict[str, Any]:
+    """What `plan --json` says about a request, without suggestions. Raises InputError.
+
+    `gpu` is a name (None: the local one), `calibration` one that is at hand, a file, 'none', or None for the
+    user's.
+    """
+    from vllm_capacity.calibration import Calibration, load_calibration
+    from vllm_capacity.cli.inputs import choose_device, choose_release
+    from vllm_capacity.inputs.engine_args import parse_engine_args
+    from vllm_capacity.inputs.models import load_model
+    from vllm_capacity.planner import make_plan
+    from vllm_capacity.report.json_report import plan_to_dict
+
+    release, source = choose_release(version, None)
+    flags = {k: v for k, v in request.flags.items() if v is not None}
     if request.config_changes:
         flags["hf_overrides"] = {**request.config_changes, **flags.get("hf_overrides", {})}
-    for name, value in flags.items():
-        flag = "--" + name.replace("_", "-")
-        if value is True:
-            arguments.append(flag)
-        elif value is False:
-            arguments.append("--no-" + flag[2:])
-        elif isinstance(value, (dict, list)):
-            arguments += [flag, json.dumps(value)]
-        elif value is not None:
-            arguments += [flag, str(value)]
-    for name, value in request.env.items():
-        arguments += ["--env", f"{name}={value}"]
-    return arguments
+    args = parse_engine_args({**flags, "usage": request.usage, "environment": request.env}, release=release)
+    known = calibration if isinstance(calibration, Calibration) else load_calibration(calibration)
+    answer = make_plan(
+        load_model(request.model, hf_overrides=args.hf_overrides),
+        args,
+        choose_device({"gpu": gpu}),
+        release,
+        release_source=source,
+        suggestions=False,
+        calibration=known,
+    )
+    return slim(plan_to_dict(answer))
 
 
-def planner_for(
-    version: str | None, gpus: list[GpuState], calibration: str | None = None
-) -> Callable[[RunRequest], dict[str, Any]]:
-    """A function that plans a request for one release on the GPU that runs will use."""
-
-    def plan(request: RunRequest) -> dict[str, Any]:
-        extra = ["--vllm-version", version] if version else []
-        if gpus:
-            extra += ["--gpu", gpus[0].name.removeprefix("NVIDIA ")]
-        if calibration:
-            extra += ["--calibration", calibration]
-        return plan_json([*plan_arguments(request), *extra])
-
+def slim(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan without the prose of its terms."""
+    for rank in plan.get("ranks") or []:
+        rank["terms"] = [{key: t[key] for key in KEPT_OF_TERMS if key in t} for t in rank.get("terms") or []]
     return plan
 
 
-def plan_json(arguments: list[str]) -> dict[str, Any]:
-    """Run `plan --json` in a process of its own. Raises InputError with its one line where it refuses the input."""
-    command = [
-        sys.executable,
-        "-c",
-        "from vllm_capacity.cli import main; main()",
-        "plan",
-        "--json",
-        *arguments,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if done.returncode not in (0, 1, 3):
-        raise InputError((done.stderr.strip() or f"plan ended with {done.returncode}").splitlines()[-1][:400])
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+def planner_for(
+    version: str | None, gpus: Sequence[GpuState], calibration: str | None = None
+) -> Callable[[RunRequest], dict[str, Any]]:
+    """A function that plans requests for one release on the GPU that runs will use."""
+    gpu = gpus[0].name if gpus else None
+    return lambda request: plan_request(request, version, gpu, calibration)
 
 
 def installed_vllm(python: str) -> Mapping[str, str | None]:

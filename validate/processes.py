@@ -1,4 +1,6 @@
-"""Child processes that are never left behind: each engine gets a session of its own, and only that session is killed."""
+"""Child processes that are never left behind: each engine gets a session of its own, and only that session is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,14 @@ def start(command: Sequence[str], *, environment: dict[str, str], folder: Path, 
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(
-            list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=folder,
-            env=environment, start_new_session=True,
-        )  # fmt: skip
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
     return Engine(process, log, folder)
 
 
@@ -70,7 +77,9 @@ def members(session: int) -> list[int]:
 
 
 def end(engine: Engine) -> int:
-    """Kill what is left of an engine's session: politely, then not. Returns how many processes had to be killed."""
+    """Kill what is left of an engine's session: politely, then not. Returns how many processes had to be
+    killed.
+    """
     session = engine.process.pid
     left = members(session)
     killed = len(left)

@@ -1,4 +1,6 @@
-"""The record of one run: a versioned schema, one JSON line each, written so that a crash never leaves half a line behind."""
+"""The record of one run: a versioned schema, one JSON line each, written so that a crash never leaves half a
+line behind.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +89,8 @@ class GpuState(_Model):
 
 
 class Profiling(_Model):
-    """What `determine_available_memory` added up. `result` is vLLM's `MemoryProfilingResult` with its snapshots, or None
-    where `kv_cache_memory_bytes` skipped it."""
+    """What `determine_available_memory` added up. `result` is vLLM's `MemoryProfilingResult` with its
+    snapshots, or None where `kv_cache_memory_bytes` skipped it."""
 
     requested_memory: int
     graph_estimate: int
@@ -99,7 +101,9 @@ class Profiling(_Model):
 
 
 class RankRecord(_Model):
-    """What one rank measured. `stages` maps a stage's name to its snapshot; `absent` names what the release lacks."""
+    """What one rank measured. `stages` maps a stage's name to its snapshot; `absent` names what the release
+    lacks.
+    """
 
     rank: int
     dp_rank: int = 0

@@ -21,7 +21,9 @@ from vllm_capacity.validate.record import RankRecord, RunRecord, RunRequest, Run
 
 ENGINE_SIDE = Path(__file__).resolve().parent / "engine_side"
 RESOLVED_BY_USAGE = ("max_num_batched_tokens", "max_num_seqs")
-"""Settings whose default differs between `vllm serve` and the LLM class (engine/arg_utils.py: get_batch_defaults)."""
+"""Settings whose default differs between `vllm serve` and the LLM class (engine/arg_utils.py:
+get_batch_defaults).
+"""
 RECORDED_ENVIRONMENT = re.compile(r"^(VLLM|NCCL|TORCH|PYTORCH|CUDA|FLASHINFER|TRITON)_\w+$")
 NOT_RECORDED = re.compile(r"_(DIR|PATH|ROOT|HOME|FILE|HOST|IP|PORT|TOKEN|KEY|DATE|URL)$|^CUDA_VERSION")
 
@@ -44,7 +46,8 @@ class RunnerSettings:
 def run(
     request: RunRequest, settings: RunnerSettings, tick: Callable[[str, float], None] | None = None
 ) -> RunRecord:
-    """Run one request. Never raises for what the engine does; InputError only for a request that cannot be started.
+    """Run one request. Never raises for what the engine does; InputError only for a request that cannot be
+    started.
 
     `tick(phase, seconds)` is called while it runs.
     """
@@ -137,7 +140,8 @@ def _model_location(request: RunRequest, folder: Path) -> str:
 
 
 def config_files(model: str) -> dict[str, Mapping[str, Any]]:
-    """config.json (and hf_quant_config.json where there is one) of a folder, a file, a catalogue id or a Hub id.
+    """config.json (and hf_quant_config.json where there is one) of a folder, a file, a catalogue id or a Hub
+    id.
 
     As it was published, not normalised: the engine is to see what it would see in a checkpoint.
     """
@@ -158,7 +162,9 @@ def config_files(model: str) -> dict[str, Mapping[str, Any]]:
 
     fetched = fetch_config(model, revision=None, offline=False, hint="")
     found: dict[str, Mapping[str, Any]] = {"config.json": json.loads(fetched.config)}
-    return found | ({"hf_quant_config.json": json.loads(fetched.quantization)} if fetched.quantization else {})
+    return found | (
+        {"hf_quant_config.json": json.loads(fetched.quantization)} if fetched.quantization else {}
+    )
 
 
 def _start(
@@ -179,9 +185,12 @@ def _start(
     environment = child_environment(request, settings, probe)
     if dp > 1:
         environment |= {
-            "VLLM_DP_RANK": str(rank), "VLLM_DP_RANK_LOCAL": str(rank), "VLLM_DP_SIZE": str(dp),
-            "VLLM_DP_MASTER_IP": "127.0.0.1", "VLLM_DP_MASTER_PORT": str(port),
-        }  # fmt: skip
+            "VLLM_DP_RANK": str(rank),
+            "VLLM_DP_RANK_LOCAL": str(rank),
+            "VLLM_DP_SIZE": str(dp),
+            "VLLM_DP_MASTER_IP": "127.0.0.1",
+            "VLLM_DP_MASTER_PORT": str(port),
+        }
     command = [settings.python, "-m", "vllm_capacity_probe.child", str(file)]
     return processes.start(command, environment=environment, folder=probe, log=log)
 
@@ -192,8 +201,12 @@ def child_environment(request: RunRequest, settings: RunnerSettings, probe: Path
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(ENGINE_SIDE), environment.get("PYTHONPATH")])
     )
-    environment |= {"VLLM_CAPACITY_PROBE_DIR": str(probe), "VLLM_DEBUG_WORKSPACE": "1", "VLLM_NO_USAGE_STATS": "1",
-                    "PYTHONUNBUFFERED": "1"}  # fmt: skip
+    environment |= {
+        "VLLM_CAPACITY_PROBE_DIR": str(probe),
+        "VLLM_DEBUG_WORKSPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
     if request.load_format == "dummy":
         environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if request.peak_tensors:
@@ -228,17 +241,28 @@ def _free_port() -> int:
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that can change memory, without those that hold paths, addresses or secrets."""
     return {
-        name: value for name, value in sorted(environment.items())
-        if RECORDED_ENVIRONMENT.match(name) and not NOT_RECORDED.search(name) and "/" not in value
+        name: value
+        for name, value in sorted(environment.items())
+        if RECORDED_ENVIRONMENT.match(name)
+        and not NOT_RECORDED.search(name)
+        and "/" not in value
         and not name.startswith(("VLLM_CAPACITY_", "VLLM_DP_"))
-    }  # fmt: skip
+    }
 
 
 def _record(
-    request: RunRequest, settings: RunnerSettings, engines: list[processes.Engine], plan: dict[str, Any] | None,
-    plan_error: str | None, arguments: dict[str, Any], before: list[Any], timed_out: bool, returned: bool | None,
-    wall: float, killed: int,
-) -> RunRecord:  # fmt: skip
+    request: RunRequest,
+    settings: RunnerSettings,
+    engines: list[processes.Engine],
+    plan: dict[str, Any] | None,
+    plan_error: str | None,
+    arguments: dict[str, Any],
+    before: list[Any],
+    timed_out: bool,
+    returned: bool | None,
+    wall: float,
+    killed: int,
+) -> RunRecord:
     journals = [collect.engine_journal(collect.read_events(e.probe_dir / "engine.jsonl")) for e in engines]
     ranks: list[RankRecord] = []
     versions: dict[str, str | None] = {}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from vllm_capacity.errors import CapacityError
 
 
 def _flags(extra: tuple[str, ...]) -> dict[str, Any]:
@@ -34,9 +33,13 @@ def _flags(extra: tuple[str, ...]) -> dict[str, Any]:
 
 
 SHORT = {
-    "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size",
-    "ep": "enable_expert_parallel", "dcp": "decode_context_parallel_size", "model-len": "max_model_len",
-}  # fmt: skip
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "dp": "data_parallel_size",
+    "ep": "enable_expert_parallel",
+    "dcp": "decode_context_parallel_size",
+    "model-len": "max_model_len",
+}
 
 
 def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
@@ -95,19 +98,12 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option("--vllm-version", help="Release to plan for (default: the one installed in --python).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def command(context: click.Context, **options: Any) -> None:
+def command(context: click.Context, **options: Any) -> int:
     """Run the real vLLM on this machine's GPUs and compare what it used with the plan.
 
-    Takes vLLM's own flags as `plan` does (--tensor-parallel-size, --max-model-len, ...). Exit codes: 0 within tolerance
-    or refused as predicted, 1 outside it or a wrong verdict, 2 bad input, 3 not measurable.
+    Takes vLLM's own flags as `plan` does (--tensor-parallel-size, --max-model-len, ...). Exit codes: 0 within
+    tolerance or refused as predicted, 1 outside it or a wrong verdict, 2 bad input, 3 not measurable.
     """
-    try:
-        from vllm_capacity.validate.command import execute
+    from vllm_capacity.validate.command import execute
 
-        sys.exit(execute(options, _flags(tuple(context.args))))
-    except CapacityError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(2)
-
-
-validate = command
+    return execute(options, _flags(tuple(context.args)))

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from vllm_capacity.validate.record import Requests, RunRequest
 from vllm_capacity.validate.runner import RunnerSettings
 
 DATA = Path(__file__).parents[1] / "data"
 FAKE_ENGINE = DATA / "fake_engine"
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "vocab_size": 128256}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "vocab_size": 128256,
+}
 
 
 @pytest.fixture(scope="session")

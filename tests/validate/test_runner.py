@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from vllm_capacity.errors import InputError
 from vllm_capacity.validate.compare import accounting_residual
 from vllm_capacity.validate.processes import members
@@ -41,8 +40,19 @@ def test_a_run_records_what_the_workers_measured(
     assert record.printed.kv_tokens == 57_537 * 16
     assert record.requests_done is not None
     assert record.requests_done["generated"] == 6
-    assert {"context", "baseline", "runner_init", "load_peak", "load", "profile_peak", "kv_allocated",
-            "after_capture", "started", "ready", "after_requests"} <= set(rank.stages)  # fmt: skip
+    assert {
+        "context",
+        "baseline",
+        "runner_init",
+        "load_peak",
+        "load",
+        "profile_peak",
+        "kv_allocated",
+        "after_capture",
+        "started",
+        "ready",
+        "after_requests",
+    } <= set(rank.stages)
     for stage in ("context", "runner_init", "profile_peak", "kv_allocated"):
         assert rank.stages[stage]["free_memory"] == expected["stages"][stage]["free_memory"]
 
@@ -57,9 +67,17 @@ def test_requested_minus_what_was_subtracted_is_the_kv_cache_to_the_byte(
 
 @pytest.mark.parametrize(
     "stage",
-    ["init_device", "load_model", "profile_run", "kv_planning", "initialize_from_config", "capture_model",
-     "sampler_warmup", "requests"],
-)  # fmt: skip
+    [
+        "init_device",
+        "load_model",
+        "profile_run",
+        "kv_planning",
+        "initialize_from_config",
+        "capture_model",
+        "sampler_warmup",
+        "requests",
+    ],
+)
 @pytest.mark.parametrize("how", ["kill", "exit", "raise:something broke"])
 def test_a_run_that_dies_is_still_a_record(
     make_request: MakeRequest, settings: RunnerSettings, stage: str, how: str
@@ -78,19 +96,33 @@ def test_a_run_that_dies_is_still_a_record(
 @pytest.mark.parametrize(
     ("die", "status", "reason"),
     [
-        ("request_memory:raise:Free memory on device cuda:0 (70.0/79.19 GiB) on startup is less than desired GPU "
-         "memory utilization (0.92, 72.85 GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
-         "processes.", RunStatus.REFUSED, "free_below_requested"),
-        ("kv_planning:raise:No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
-         RunStatus.REFUSED, "no_kv_memory"),
-        ("kv_planning:raise:To serve at least one request with the model's max seq len (131072), 16.0 GiB KV cache is "
-         "needed", RunStatus.REFUSED, "one_request_does_not_fit"),
+        (
+            "request_memory:raise:Free memory on device cuda:0 (70.0/79.19 GiB) on startup is less than desired GPU "
+            "memory utilization (0.92, 72.85 GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
+            "processes.",
+            RunStatus.REFUSED,
+            "free_below_requested",
+        ),
+        (
+            "kv_planning:raise:No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+            RunStatus.REFUSED,
+            "no_kv_memory",
+        ),
+        (
+            "kv_planning:raise:To serve at least one request with the model's max seq len (131072), 16.0 GiB KV cache is "
+            "needed",
+            RunStatus.REFUSED,
+            "one_request_does_not_fit",
+        ),
         ("load_model:raise:CUDA out of memory. Tried to allocate 896.00 MiB.", RunStatus.OOM, "load_peak"),
         ("capture_model:raise:CUDA error: out of memory", RunStatus.OOM, "graph_capture"),
-        ("sampler_warmup:raise:CUDA out of memory occurred when warming up sampler with 1024 dummy requests.",
-         RunStatus.OOM, "sampler_warmup"),
+        (
+            "sampler_warmup:raise:CUDA out of memory occurred when warming up sampler with 1024 dummy requests.",
+            RunStatus.OOM,
+            "sampler_warmup",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refusals_and_oom_are_told_from_failures(
     make_request: MakeRequest, settings: RunnerSettings, die: str, status: RunStatus, reason: str
 ) -> None:
@@ -134,8 +166,8 @@ def test_memory_that_does_not_come_back_is_noticed(
     """nvidia-smi stands in here as a script that reports more memory in use after the run."""
     script = tmp_path / "nvidia-smi"
     script.write_text(
-        "#!/bin/sh\nif [ -e %s/seen ]; then used=90000; else used=4; touch %s/seen; fi\n"
-        "echo \"0, NVIDIA H200, 143771, $used, 580.159.04\"\n" % (tmp_path, tmp_path)
+        f"#!/bin/sh\nif [ -e {tmp_path}/seen ]; then used=90000; else used=4; touch {tmp_path}/seen; fi\n"
+        'echo "0, NVIDIA H200, 143771, $used, 580.159.04"\n'
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     watched = dataclasses.replace(settings, nvidia_smi=str(script), gpu_return_s=1.0)
@@ -152,7 +184,9 @@ def test_nothing_in_a_record_identifies_the_machine(
     import socket
 
     text = run(make_request(die="load_model:raise:broke in /usr/lib/x/y.py at 10.1.2.3:5000"), settings)
-    dumped = text.model_copy(update={"request": text.request.model_copy(update={"env": {}})}).model_dump_json()
+    dumped = text.model_copy(
+        update={"request": text.request.model_copy(update={"env": {}})}
+    ).model_dump_json()
     assert str(tmp_path) not in dumped
     assert "/usr/lib" not in dumped
     assert "10.1.2.3" not in dumped
@@ -178,8 +212,15 @@ def test_the_attention_backend_is_passed_as_vllm_takes_it(make_request: MakeRequ
 
 
 def test_the_recorded_environment_holds_no_paths() -> None:
-    kept = recorded_environment({
-        "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "NCCL_NVLS_ENABLE": "0", "VLLM_CACHE_ROOT": "/somewhere", "HOME": "/root",
-        "VLLM_API_KEY": "secret", "VLLM_CONFIG_ROOT": "relative", "NCCL_TOPO_X": "a/b",
-    })  # fmt: skip
+    kept = recorded_environment(
+        {
+            "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+            "NCCL_NVLS_ENABLE": "0",
+            "VLLM_CACHE_ROOT": "/somewhere",
+            "HOME": "/root",
+            "VLLM_API_KEY": "secret",
+            "VLLM_CONFIG_ROOT": "relative",
+            "NCCL_TOPO_X": "a/b",
+        }
+    )
     assert kept == {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "NCCL_NVLS_ENABLE": "0"}

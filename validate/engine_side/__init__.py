@@ -1,1 +1,3 @@
-"""What runs inside the engine's processes. The folder itself goes on their PYTHONPATH: `vllm_capacity_probe` needs nothing else."""
+"""What runs inside the engine's processes. The folder itself goes on their PYTHONPATH: `vllm_capacity_probe`
+needs nothing else.
+"""

@@ -1,8 +1,10 @@
-"""The process that owns one engine: starts it, asks its workers, runs a first batch, writes everything to its journal.
+"""The process that owns one engine: starts it, asks its workers, runs a first batch, writes everything to its
+journal.
 
 usage: python -m vllm_capacity_probe.child REQUEST.json
 
-REQUEST.json: {"engine": keyword arguments of vllm.LLM, "requests": {"count", "prompt_tokens", "output_tokens"}}
+REQUEST.json: {"engine": keyword arguments of vllm.LLM, "requests": {"count", "prompt_tokens",
+"output_tokens"}}
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def _generate(
     vllm: Any, engine: Any, journal: Journal, count: int, prompt_tokens: int, output_tokens: int
 ) -> None:
     """A batch of `count` requests of distinct prompts, each of exactly the given lengths."""
-    # token ids stay below 1,000 and differ between requests, so that nothing is shared through the prefix cache
+    # token ids stay below 1,000 and differ between requests, so that nothing is shared through the prefix
+    # cache
     prompts = [
         {"prompt_token_ids": [3 + (7 * i + j) % 900 for j in range(prompt_tokens)]} for i in range(count)
     ]
@@ -76,9 +79,11 @@ def _generate(
     begin = time.time()
     outputs = engine.generate(prompts, sampling, use_tqdm=False)
     journal.write(
-        "requests", seconds_taken=round(time.time() - begin, 3), finished=len(outputs),
+        "requests",
+        seconds_taken=round(time.time() - begin, 3),
+        finished=len(outputs),
         generated=sum(len(o.outputs[0].token_ids) for o in outputs),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

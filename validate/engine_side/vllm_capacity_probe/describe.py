@@ -34,10 +34,16 @@ def tensor_groups(named: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
         )
         counted[key] = counted.get(key, 0) + 1
     return [
-        {"name": name, "shape": list(shape), "dtype": dtype, "device": device, "count": counted[name, shape, dtype, device],
-         "bytes": n_bytes}
+        {
+            "name": name,
+            "shape": list(shape),
+            "dtype": dtype,
+            "device": device,
+            "count": counted[name, shape, dtype, device],
+            "bytes": n_bytes,
+        }
         for (name, shape, dtype, device), n_bytes in groups.items()
-    ]  # fmt: skip
+    ]
 
 
 def model(module: Any) -> dict[str, Any]:
@@ -68,14 +74,16 @@ def kv_cache(config: Any) -> dict[str, Any]:
     groups = []
     for group in getattr(config, "kv_cache_groups", ()):
         spec = group.kv_cache_spec
-        groups.append({
-            "layers": len(group.layer_names),
-            "first_layer": group.layer_names[0] if group.layer_names else None,
-            "spec": type(spec).__name__,
-            "block_size": getattr(spec, "block_size", None),
-            "page_size_bytes": getattr(spec, "page_size_bytes", None),
-            "fields": str(spec)[:600],
-        })  # fmt: skip
+        groups.append(
+            {
+                "layers": len(group.layer_names),
+                "first_layer": group.layer_names[0] if group.layer_names else None,
+                "spec": type(spec).__name__,
+                "block_size": getattr(spec, "block_size", None),
+                "page_size_bytes": getattr(spec, "page_size_bytes", None),
+                "fields": str(spec)[:600],
+            }
+        )
     sizes: dict[int, int] = {}
     for tensor in getattr(config, "kv_cache_tensors", ()):
         sizes[int(tensor.size)] = sizes.get(int(tensor.size), 0) + 1
@@ -98,7 +106,9 @@ def workspaces() -> list[int]:
 
 
 def held_tensors(owner: Any, skip: frozenset[str], depth: int = 3) -> dict[str, int]:
-    """Bytes of CUDA tensors reachable from an object's attributes, by attribute path; each storage is counted once."""
+    """Bytes of CUDA tensors reachable from an object's attributes, by attribute path; each storage is counted
+    once.
+    """
     import torch
 
     seen_storage: set[int] = set()
@@ -136,10 +146,21 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from list(vars(value).items())
 
 
-RUNNER_SKIP = frozenset({
-    "model", "vllm_config", "kv_caches", "kv_cache_config", "compilation_config", "model_config", "cache_config",
-    "speculative_config", "parallel_config", "scheduler_config", "lora_config",
-})  # fmt: skip
+RUNNER_SKIP = frozenset(
+    {
+        "model",
+        "vllm_config",
+        "kv_caches",
+        "kv_cache_config",
+        "compilation_config",
+        "model_config",
+        "cache_config",
+        "speculative_config",
+        "parallel_config",
+        "scheduler_config",
+        "lora_config",
+    }
+)
 
 
 def attention_backends(vllm_config: Any) -> dict[str, int]:
@@ -156,16 +177,42 @@ def settings(vllm_config: Any) -> dict[str, Any]:
     """The resolved configuration that decides memory; absent settings are left out."""
     parts = {
         "model_config": ("max_model_len", "dtype", "quantization", "enforce_eager", "runner_type"),
-        "cache_config": ("block_size", "gpu_memory_utilization", "cache_dtype", "kv_cache_memory_bytes",
-                         "enable_prefix_caching", "num_gpu_blocks_override", "mamba_block_size", "mamba_cache_mode",
-                         "mamba_page_size_padded", "cpu_offload_gb"),
-        "scheduler_config": ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "async_scheduling",
-                             "disable_hybrid_kv_cache_manager"),
-        "parallel_config": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "world_size",
-                            "enable_expert_parallel", "disable_custom_all_reduce", "distributed_executor_backend",
-                            "decode_context_parallel_size"),
-        "compilation_config": ("mode", "cudagraph_mode", "cudagraph_capture_sizes", "compile_ranges_endpoints"),
-    }  # fmt: skip
+        "cache_config": (
+            "block_size",
+            "gpu_memory_utilization",
+            "cache_dtype",
+            "kv_cache_memory_bytes",
+            "enable_prefix_caching",
+            "num_gpu_blocks_override",
+            "mamba_block_size",
+            "mamba_cache_mode",
+            "mamba_page_size_padded",
+            "cpu_offload_gb",
+        ),
+        "scheduler_config": (
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "enable_chunked_prefill",
+            "async_scheduling",
+            "disable_hybrid_kv_cache_manager",
+        ),
+        "parallel_config": (
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "data_parallel_size",
+            "world_size",
+            "enable_expert_parallel",
+            "disable_custom_all_reduce",
+            "distributed_executor_backend",
+            "decode_context_parallel_size",
+        ),
+        "compilation_config": (
+            "mode",
+            "cudagraph_mode",
+            "cudagraph_capture_sizes",
+            "compile_ranges_endpoints",
+        ),
+    }
     found: dict[str, Any] = {}
     for part, names in parts.items():
         config = getattr(vllm_config, part, None)

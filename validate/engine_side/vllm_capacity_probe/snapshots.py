@@ -5,13 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 _SNAPSHOT_FIELDS = (
-    "torch_peak", "torch_allocated", "free_memory", "total_memory", "cuda_memory", "torch_memory", "non_torch_memory",
+    "torch_peak",
+    "torch_allocated",
+    "free_memory",
+    "total_memory",
+    "cuda_memory",
+    "torch_memory",
+    "non_torch_memory",
     "timestamp",
-)  # fmt: skip
+)
 _RESULT_FIELDS = (
-    "non_kv_cache_memory", "torch_peak_increase", "non_torch_increase", "total_consumed", "transient_peak_headroom",
-    "weights_memory", "profile_time",
-)  # fmt: skip
+    "non_kv_cache_memory",
+    "torch_peak_increase",
+    "non_torch_increase",
+    "total_consumed",
+    "transient_peak_headroom",
+    "weights_memory",
+    "profile_time",
+)
 
 
 def raw(snapshot: Any) -> dict[str, int | float]:
@@ -51,9 +62,9 @@ def take(device: Any) -> dict[str, int | float]:
 def alive_at_peak(trace: list[dict[str, Any]], keep: int = 24) -> dict[str, Any]:
     """What was alive when the sum of allocations in an allocator trace was largest.
 
-    `trace` holds the entries of `torch.cuda.memory._snapshot()["device_traces"][device]`, oldest first. Returns
-    `peak_bytes` (sum of sizes rounded up to the allocator's 512 bytes, relative to the start of the trace), `count` and
-    the `keep` largest groups of equal size and origin.
+    `trace` holds the entries of `torch.cuda.memory._snapshot()["device_traces"][device]`, oldest first.
+    Returns `peak_bytes` (sum of sizes rounded up to the allocator's 512 bytes, relative to the start of the
+    trace), `count` and the `keep` largest groups of equal size and origin.
     """
     alive: dict[int, dict[str, Any]] = {}
     total = peak = 0

@@ -1,7 +1,7 @@
 """The worker that vLLM instantiates on every rank: vLLM's own, measured at each stage of its start-up.
 
-Give `vllm_capacity_probe.worker.MeasuredWorker` as `worker_cls`. Every measurement is guarded: if one fails, the journal says
-so and the engine goes on. What vLLM itself raises is written down and raised again.
+Give `vllm_capacity_probe.worker.MeasuredWorker` as `worker_cls`. Every measurement is guarded: if one fails,
+the journal says so and the engine goes on. What vLLM itself raises is written down and raised again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from .journal import Journal, open_journal
 PEAK_TENSORS = "VLLM_CAPACITY_PROBE_PEAK_TENSORS"
 """Environment variable: "1" records which tensors were alive at the profiling peak."""
 MEMORY_HISTORY = "VLLM_CAPACITY_PROBE_HISTORY"
-"""Environment variable: "1" keeps PyTorch's memory history from the start and reports it when an allocation fails."""
+"""Environment variable: "1" keeps PyTorch's memory history from the start and reports it when an allocation
+fails.
+"""
 
 
 @contextmanager
 def wrapped(
     owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Replace the callable `owner.name` by `wrapper(original)` while the block runs; nothing if there is no such name."""
+    """Replace the callable `owner.name` by `wrapper(original)` while the block runs; nothing if there is no
+    such name.
+    """
     original = getattr(owner, name, None)
     if original is None:
         yield
@@ -41,7 +45,9 @@ def wrapped(
 
 
 class Measuring:
-    """Mixin over vLLM's GPU `Worker` (v1/worker/gpu_worker.py, 0.20 to 0.33): same calls, same order, with snapshots."""
+    """Mixin over vLLM's GPU `Worker` (v1/worker/gpu_worker.py, 0.20 to 0.33): same calls, same order, with
+    snapshots.
+    """
 
     # what vLLM's Worker has
     rank: int
@@ -50,7 +56,8 @@ class Measuring:
     model_runner: Any
     _journal: Journal | None = None
 
-    # -- writing ---------------------------------------------------------------------------------------------------
+    # -- writing
+    # ---------------------------------------------------------------------------------------------------
     @property
     def journal(self) -> Journal:
         if self._journal is None:
@@ -88,7 +95,8 @@ class Measuring:
                 self._fact("peak_tensors_at_failure", self._trace_peak)
             raise
 
-    # -- vLLM's stages ---------------------------------------------------------------------------------------------
+    # -- vLLM's stages
+    # ---------------------------------------------------------------------------------------------
     def init_device(self) -> None:
         from vllm.v1.worker import gpu_worker
 
@@ -212,7 +220,8 @@ class Measuring:
             self._guard("reset_peak", lambda: torch.cuda.reset_peak_memory_stats(self.device))
         return {"rank": self.rank, "stage": stage}
 
-    # -- pieces ----------------------------------------------------------------------------------------------------
+    # -- pieces
+    # ----------------------------------------------------------------------------------------------------
     def _set_current_device(self) -> None:
         if getattr(self, "device", None) is None:
             import torch
@@ -258,7 +267,9 @@ class Measuring:
         return call
 
     def _accounting(self, result: Any, returned: int) -> dict[str, Any]:
-        """Everything that `determine_available_memory` added up; `result` is None when kv_cache_memory_bytes skipped it."""
+        """Everything that `determine_available_memory` added up; `result` is None when kv_cache_memory_bytes
+        skipped it.
+        """
         import vllm.envs as envs
 
         estimate = int(getattr(self, "cudagraph_memory_estimate", 0) or 0)

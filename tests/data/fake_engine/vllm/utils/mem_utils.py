@@ -1,4 +1,5 @@
-"""`MemorySnapshot`, `memory_profiling` and `DeviceMemoryProfiler` with the fields and order of vLLM 0.26.0."""
+"""`MemorySnapshot`, `memory_profiling` and `DeviceMemoryProfiler` with the fields and order of vLLM 0.26.0.
+"""
 
 from __future__ import annotations
 
