@@ -99,9 +99,9 @@ def requested_sizes(args: EngineArgs) -> tuple[tuple[int, ...] | None, int | Non
         values.append(inside if flag is None else flag)
     sizes, largest = values
     if sizes is not None:
-        if not isinstance(sizes, (list, tuple)) or not all(type(s) is int and s > 0 for s in sizes):
+        if not isinstance(sizes, (list, tuple)) or not all(str(s).isdecimal() and int(s) > 0 for s in sizes):
             raise InputError("--cudagraph-capture-sizes must be positive integers")
-        sizes = tuple(sizes)
+        sizes = tuple(int(s) for s in sizes)
     if largest is not None and (type(largest) is not int or largest < 0):
         raise InputError(f"--max-cudagraph-capture-size must be an integer of at least 0, not {largest!r:.60}")
     return sizes, largest

@@ -119,7 +119,7 @@ def _scaling(parameters: tuple[dict[str, Any], ...], release: Release) -> float:
     for part in parameters:
         if part["rope_type"] not in unscaled:
             factor = part.get("factor", factor)
-    return 1.0 if factor is None else factor  # type: ignore[no-any-return]
+    return 1.0 if factor is None else float(factor)
 
 
 def _pretraining_length(config: ModelConfig, parameters: tuple[dict[str, Any], ...]) -> int:
