@@ -1,4 +1,5 @@
-"""Llama and the many models that vLLM runs with its class (Llama 2/3, Yi, InternLM3, TeleChat3, Xverse, Aquila, CWM).
+"""Llama and the many models that vLLM runs with its class (Llama 2/3, Yi, InternLM3, TeleChat3, Xverse,
+Aquila, CWM).
 
 Source: vllm/model_executor/models/llama.py (0.26.0; the same modules in all releases read).
 """
@@ -26,10 +27,16 @@ def llama(config: ModelConfig, release: Release) -> Architecture:
 
 
 def llama_like(
-    config: ModelConfig, *, name: str, family: str, default_window: int | None = None, head_norms: bool = False,
-    default_head_dim: int | None = None, default_kv_heads: int | None = None,
+    config: ModelConfig,
+    *,
+    name: str,
+    family: str,
+    default_window: int | None = None,
+    head_norms: bool = False,
+    default_head_dim: int | None = None,
+    default_kv_heads: int | None = None,
     extra_layer_modules: tuple[Module, ...] = (),
-) -> Architecture:  # fmt: skip
+) -> Architecture:
     """The pattern of models/llama.py; arguments give what other classes and HF defaults change."""
     hidden, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
     kv_heads = _kv_heads(config, default_kv_heads)
@@ -59,14 +66,26 @@ def llama_like(
 
     tied = common.tied(config)
     return Architecture(
-        name=name, family=family, hidden_size=hidden, vocab_size=config.vocab_size, num_hidden_layers=layers,
+        name=name,
+        family=family,
+        hidden_size=hidden,
+        vocab_size=config.vocab_size,
+        num_hidden_layers=layers,
         layers=common.group_layers(kinds, build),
         outside=common.llama_placement(
-            config.vocab_size, hidden, tied=tied, head_allocated_first=True,
-            rope=(common.rope_cache(config, head_size, max_position=config.size("max_position_embeddings", 8192)),),
+            config.vocab_size,
+            hidden,
+            tied=tied,
+            head_allocated_first=True,
+            rope=(
+                common.rope_cache(
+                    config, head_size, max_position=config.size("max_position_embeddings", 8192)
+                ),
+            ),
         ),
-        dtype=common.checkpoint_dtype(config), tie_word_embeddings=tied,
-    )  # fmt: skip
+        dtype=common.checkpoint_dtype(config),
+        tie_word_embeddings=tied,
+    )
 
 
 def _kv_heads(config: ModelConfig, default: int | None) -> int:

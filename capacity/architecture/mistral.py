@@ -1,6 +1,7 @@
 """Mistral, Mistral NeMo, Mistral Small (text), Ministral 3: the Llama pattern with Mistral's defaults.
 
-Source: vllm/model_executor/models/mistral.py (0.26.0); transformers MistralConfig and Ministral3Config for absent keys.
+Source: vllm/model_executor/models/mistral.py (0.26.0); transformers MistralConfig and Ministral3Config for
+absent keys.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ def _time_conditioning(config: ModelConfig) -> tuple[Module, ...]:
         return ()
     hidden, width = config.hidden_size, config.size("ada_rms_norm_t_cond_dim")
     return (
-        Linear(name="ada_rms_norm_t_cond.0", inputs=hidden, outputs=(width,), shard=Shard.COLUMN, quantised=False),
-        Linear(name="ada_rms_norm_t_cond.2", inputs=width, outputs=(hidden,), shard=Shard.ROW, quantised=False),
+        Linear(
+            name="ada_rms_norm_t_cond.0", inputs=hidden, outputs=(width,), shard=Shard.COLUMN, quantised=False
+        ),
+        Linear(
+            name="ada_rms_norm_t_cond.2", inputs=width, outputs=(hidden,), shard=Shard.ROW, quantised=False
+        ),
     )
-
-

@@ -1,7 +1,7 @@
 """Qwen2 and Qwen2.5 (dense text).
 
-Source: vllm/model_executor/models/qwen2.py (0.26.0): q, k, v biases always, head size hidden // heads whatever `head_dim`
-says (:149), a tied head is the embedding itself (:462-466).
+Source: vllm/model_executor/models/qwen2.py (0.26.0): q, k, v biases always, head size hidden // heads
+whatever `head_dim` says (:149), a tied head is the embedding itself (:462-466).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def qwen_dense(
 ) -> Architecture:
     """Qwen2Model with either attention (qwen2.py, qwen3.py)."""
     if config.get("dual_chunk_attention_config") is not None:
-        raise InputError(f"{config.name}: dual_chunk_attention_config is not modelled; remove it with --hf-overrides")
+        raise InputError(
+            f"{config.name}: dual_chunk_attention_config is not modelled; remove it with --hf-overrides"
+        )
     hidden, intermediate = config.hidden_size, config.size("intermediate_size")
     mixer = qwen_attention(config, head_size, head_norms=head_norms)
     group = LayerGroup(
@@ -43,18 +45,32 @@ def qwen_dense(
     )  # fmt: skip
     tied = common.tied(config)
     return Architecture(
-        name=name, family=family, hidden_size=hidden, vocab_size=config.vocab_size,
-        num_hidden_layers=config.num_hidden_layers, layers=(group,),
+        name=name,
+        family=family,
+        hidden_size=hidden,
+        vocab_size=config.vocab_size,
+        num_hidden_layers=config.num_hidden_layers,
+        layers=(group,),
         outside=common.llama_placement(
-            config.vocab_size, hidden, tied=tied, head_allocated_first=False,
-            rope=(common.rope_cache(config, head_size, max_position=config.size("max_position_embeddings", 32768)),),
+            config.vocab_size,
+            hidden,
+            tied=tied,
+            head_allocated_first=False,
+            rope=(
+                common.rope_cache(
+                    config, head_size, max_position=config.size("max_position_embeddings", 32768)
+                ),
+            ),
         ),
-        dtype=common.checkpoint_dtype(config), tie_word_embeddings=tied,
-    )  # fmt: skip
+        dtype=common.checkpoint_dtype(config),
+        tie_word_embeddings=tied,
+    )
 
 
 def qwen_attention(config: ModelConfig, head_size: int, *, head_norms: bool) -> Attention:
-    """One mixer for all layers: transformers drops the window unless `use_sliding_window`, and vLLM refuses a mix."""
+    """One mixer for all layers: transformers drops the window unless `use_sliding_window`, and vLLM refuses a
+    mix.
+    """
     window = None
     if config.boolean("use_sliding_window", False):
         window = config.integer("sliding_window", 4096) or None
@@ -64,7 +80,8 @@ def qwen_attention(config: ModelConfig, head_size: int, *, head_norms: bool) -> 
         )
         if len(set(kinds)) > 1 and first_sliding != layers:
             raise InputError(
-                f"{config.name}: Sliding window for some but all layers is not supported. This model uses sliding window"
+                f"{config.name}: Sliding window for some but all layers is not supported. This model uses"
+                " sliding window"
                 f" but `max_window_layers` = {first_sliding} is less than `num_hidden_layers` = {layers}."
             )
     return Attention(

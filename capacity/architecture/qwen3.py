@@ -1,4 +1,6 @@
-"""Qwen3 (dense text). Source: vllm/model_executor/models/qwen3.py (0.26.0); head_dim defaults to 128 (Qwen3Config)."""
+"""Qwen3 (dense text). Source: vllm/model_executor/models/qwen3.py (0.26.0); head_dim defaults to 128
+(Qwen3Config).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Qwen3-MoE (Qwen3-30B-A3B, 235B-A22B, Coder-480B).
 
-Source: vllm/model_executor/models/qwen3_moe.py (0.26.0): embedding, final norm and head on every pipeline stage (:466-481,
-:578-585), the router gets the quantisation config (:172-177), a layer is sparse unless in `mlp_only_layers` or skipped by
-`decoder_sparse_step` (:387-391).
+Source: vllm/model_executor/models/qwen3_moe.py (0.26.0): embedding, final norm and head on every pipeline
+stage (:466-481, :578-585), the router gets the quantisation config (:172-177), a layer is sparse unless in
+`mlp_only_layers` or skipped by `decoder_sparse_step` (:387-391).
 """
 
 from __future__ import annotations
@@ -53,14 +53,25 @@ def qwen3_moe(config: ModelConfig, release: Release) -> Architecture:
 
     tied = common.tied(config)
     return Architecture(
-        name="Qwen3MoeForCausalLM", family="qwen3_moe", hidden_size=hidden, vocab_size=config.vocab_size,
-        num_hidden_layers=layers, layers=common.group_layers(sparse, build),
+        name="Qwen3MoeForCausalLM",
+        family="qwen3_moe",
+        hidden_size=hidden,
+        vocab_size=config.vocab_size,
+        num_hidden_layers=layers,
+        layers=common.group_layers(sparse, build),
         outside=common.every_stage_placement(
-            config.vocab_size, hidden, tied=tied,
-            rope=(common.rope_cache(config, head_size, max_position=config.size("max_position_embeddings", 32768)),),
+            config.vocab_size,
+            hidden,
+            tied=tied,
+            rope=(
+                common.rope_cache(
+                    config, head_size, max_position=config.size("max_position_embeddings", 32768)
+                ),
+            ),
         ),
-        dtype=common.checkpoint_dtype(config), tie_word_embeddings=tied,
-    )  # fmt: skip
+        dtype=common.checkpoint_dtype(config),
+        tie_word_embeddings=tied,
+    )
 
 
 def _dense(config: ModelConfig) -> tuple[tuple[Module, ...], FeedForward]:
@@ -74,7 +85,13 @@ def _sparse(config: ModelConfig, num_experts: int) -> tuple[tuple[Module, ...], 
     modules: tuple[Module, ...] = common.router(hidden, num_experts, quantised=True)
     if shared:
         modules += (
-            Linear(name="mlp.shared_expert_gate", inputs=hidden, outputs=(1,), shard=Shard.REPLICATED, quantised=False),
+            Linear(
+                name="mlp.shared_expert_gate",
+                inputs=hidden,
+                outputs=(1,),
+                shard=Shard.REPLICATED,
+                quantised=False,
+            ),
             *common.gated_mlp(hidden, shared, prefix="mlp.shared_expert"),
         )
     modules += (common.experts(num_experts, hidden, intermediate),)

@@ -1,7 +1,8 @@
 """Hugging Face architecture names -> builders of `Architecture`, with the releases that run them.
 
-One row per name and range of releases. A family adds its rows to `ROWS`; its module is imported only when it is asked for.
-`since`/`until` are the first and last release whose model_executor/models/registry.py lists the name (None: open).
+One row per name and range of releases. A family adds its rows to `ROWS`; its module is imported only when it
+is asked for. `since`/`until` are the first and last release whose model_executor/models/registry.py lists the
+name (None: open).
 """
 
 from __future__ import annotations
@@ -35,14 +36,22 @@ class Row:
         )
 
 
-def _rows(builder: str, *names: str, since: str | None = None, until: str | None = None) -> dict[str, tuple[Row, ...]]:
+def _rows(
+    builder: str, *names: str, since: str | None = None, until: str | None = None
+) -> dict[str, tuple[Row, ...]]:
     return dict.fromkeys(names, (Row(builder, since, until),))
 
 
 ROWS: dict[str, tuple[Row, ...]] = {
     # models/llama.py
-    **_rows("llama:llama", "LlamaForCausalLM", "LLaMAForCausalLM", "InternLM3ForCausalLM", "IQuestCoderForCausalLM",
-            "CwmForCausalLM"),
+    **_rows(
+        "llama:llama",
+        "LlamaForCausalLM",
+        "LLaMAForCausalLM",
+        "InternLM3ForCausalLM",
+        "IQuestCoderForCausalLM",
+        "CwmForCausalLM",
+    ),
     **_rows("llama:llama", "TeleChat3ForCausalLM", since="0.20.0"),
     **_rows("llama:llama", "InternLMForCausalLM", "XverseForCausalLM", until="0.23.0"),
     **_rows("llama:llama", "AquilaModel", "AquilaForCausalLM", until="0.24.0"),
@@ -96,46 +105,81 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("falcon:falcon", "FalconForCausalLM"),
     **_rows("internlm2:internlm2", "InternLM2ForCausalLM"),
     **_rows("chatglm:chatglm", "ChatGLMModel", "ChatGLMForConditionalGeneration"),
-}  # fmt: skip
+}
 """Every architecture that can be planned."""
 
 LAST_RELEASE: dict[str, str] = {
-    "MotifForCausalLM": "0.10.2", "Phi3SmallForCausalLM": "0.9.2", "Phi4FlashForCausalLM": "0.10.2",
-    "Phi4MultimodalForCausalLM": "0.12.0", "JAISLMHeadModel": "0.22.0", "ErnieModel": "0.23.0",
-    "ErnieForSequenceClassification": "0.23.0", "ErnieForTokenClassification": "0.23.0",
-    "InternLM2VEForCausalLM": "0.23.0", "QWenLMHeadModel": "0.23.0", "QwenVLForConditionalGeneration": "0.23.0",
-    "InternLMForCausalLM": "0.23.0", "DonutForConditionalGeneration": "0.10.2",
-    "MllamaForConditionalGeneration": "0.10.2", "XverseForCausalLM": "0.23.0", "Dots1ForCausalLM": "0.23.0",
-    "BambaForCausalLM": "0.23.0", "MiniMaxForCausalLM": "0.23.0", "MiniMaxText01ForCausalLM": "0.23.0",
-    "MiniMaxM1ForCausalLM": "0.23.0", "MiniMaxVL01ForConditionalGeneration": "0.23.0",
-    "BaiChuanForCausalLM": "0.23.0", "BaichuanForCausalLM": "0.23.0", "AquilaModel": "0.24.0",
-    "AquilaForCausalLM": "0.24.0", "Grok1ModelForCausalLM": "0.24.0", "Grok1ForCausalLM": "0.24.0",
-    "TarsierForConditionalGeneration": "0.24.0", "Tarsier2ForConditionalGeneration": "0.23.0",
-    "MantisForConditionalGeneration": "0.24.0", "MusicFlamingoForConditionalGeneration": "0.24.0",
-    "AyaVisionForConditionalGeneration": "0.24.0", "TeleChatForCausalLM": "0.25.0", "PersimmonForCausalLM": "0.25.0",
-    "FuyuForCausalLM": "0.25.0", "Plamo2ForCausalLM": "0.26.0", "OuroForCausalLM": "0.26.0",
-    "ArcticForCausalLM": "0.28.0", "ChameleonForConditionalGeneration": "0.28.0", "Cheers": "0.28.0",
-    "CheersForConditionalGeneration": "0.28.0", "Fairseq2LlamaForCausalLM": "0.28.0",
-    "FireRedLIDForConditionalGeneration": "0.28.0", "GritLM": "0.28.0", "HCXVisionForCausalLM": "0.28.0",
-    "MPTForCausalLM": "0.28.0", "MptForCausalLM": "0.28.0", "RWForCausalLM": "0.28.0",
-    "StableLMEpochForCausalLM": "0.28.0", "PrithviGeoSpatialMAE": "0.28.0",
-}  # fmt: skip
-"""Dropped architectures and the last release that vLLM names for them (_PREVIOUSLY_SUPPORTED_MODELS, registry.py, 0.33.0)."""
+    "MotifForCausalLM": "0.10.2",
+    "Phi3SmallForCausalLM": "0.9.2",
+    "Phi4FlashForCausalLM": "0.10.2",
+    "Phi4MultimodalForCausalLM": "0.12.0",
+    "JAISLMHeadModel": "0.22.0",
+    "ErnieModel": "0.23.0",
+    "ErnieForSequenceClassification": "0.23.0",
+    "ErnieForTokenClassification": "0.23.0",
+    "InternLM2VEForCausalLM": "0.23.0",
+    "QWenLMHeadModel": "0.23.0",
+    "QwenVLForConditionalGeneration": "0.23.0",
+    "InternLMForCausalLM": "0.23.0",
+    "DonutForConditionalGeneration": "0.10.2",
+    "MllamaForConditionalGeneration": "0.10.2",
+    "XverseForCausalLM": "0.23.0",
+    "Dots1ForCausalLM": "0.23.0",
+    "BambaForCausalLM": "0.23.0",
+    "MiniMaxForCausalLM": "0.23.0",
+    "MiniMaxText01ForCausalLM": "0.23.0",
+    "MiniMaxM1ForCausalLM": "0.23.0",
+    "MiniMaxVL01ForConditionalGeneration": "0.23.0",
+    "BaiChuanForCausalLM": "0.23.0",
+    "BaichuanForCausalLM": "0.23.0",
+    "AquilaModel": "0.24.0",
+    "AquilaForCausalLM": "0.24.0",
+    "Grok1ModelForCausalLM": "0.24.0",
+    "Grok1ForCausalLM": "0.24.0",
+    "TarsierForConditionalGeneration": "0.24.0",
+    "Tarsier2ForConditionalGeneration": "0.23.0",
+    "MantisForConditionalGeneration": "0.24.0",
+    "MusicFlamingoForConditionalGeneration": "0.24.0",
+    "AyaVisionForConditionalGeneration": "0.24.0",
+    "TeleChatForCausalLM": "0.25.0",
+    "PersimmonForCausalLM": "0.25.0",
+    "FuyuForCausalLM": "0.25.0",
+    "Plamo2ForCausalLM": "0.26.0",
+    "OuroForCausalLM": "0.26.0",
+    "ArcticForCausalLM": "0.28.0",
+    "ChameleonForConditionalGeneration": "0.28.0",
+    "Cheers": "0.28.0",
+    "CheersForConditionalGeneration": "0.28.0",
+    "Fairseq2LlamaForCausalLM": "0.28.0",
+    "FireRedLIDForConditionalGeneration": "0.28.0",
+    "GritLM": "0.28.0",
+    "HCXVisionForCausalLM": "0.28.0",
+    "MPTForCausalLM": "0.28.0",
+    "MptForCausalLM": "0.28.0",
+    "RWForCausalLM": "0.28.0",
+    "StableLMEpochForCausalLM": "0.28.0",
+    "PrithviGeoSpatialMAE": "0.28.0",
+}
+"""Dropped architectures and the last release that vLLM names for them (_PREVIOUSLY_SUPPORTED_MODELS,
+registry.py, 0.33.0).
+"""
 
 FIRST_RELEASE: dict[str, str] = {}
 """Architectures that are not modelled but that some releases read do not have: their first release."""
 
 
 def build_architecture(config: ModelConfig, release: Release) -> Architecture:
-    """The layers vLLM builds for `config`: the first of its architectures that a family knows, as vLLM picks it.
+    """The layers vLLM builds for `config`: the first of its architectures that a family knows, as vLLM picks
+    it.
 
-    Raises RefusedError(UNSUPPORTED_BY_RELEASE) where that release of vLLM refuses the architecture, InputError where the
-    architecture is not modelled.
+    Raises RefusedError(UNSUPPORTED_BY_RELEASE) where that release of vLLM refuses the architecture,
+    InputError where the architecture is not modelled.
     """
     if not config.architectures:
         raise InputError(
-            f"{config.name}: config key 'architectures' is missing or empty; name the model class there, for example"
-            " [\"LlamaForCausalLM\"] (or pass it with --hf-overrides)"
+            f"{config.name}: config key 'architectures' is missing or empty; name the model class there, for"
+            " example"
+            ' ["LlamaForCausalLM"] (or pass it with --hf-overrides)'
         )
     for name in config.architectures:
         for row in ROWS.get(name, ()):
@@ -182,6 +226,7 @@ def _unknown(config: ModelConfig) -> str:
     near = difflib.get_close_matches(name, ROWS, n=1, cutoff=0.6)
     nearest = f"; the nearest that is: {near[0]}" if near else ""
     return (
-        f"{config.name}: architecture {name!r} is not modelled{nearest}. `vllm-capacity dry-run` asks an installed vLLM"
+        f"{config.name}: architecture {name!r} is not modelled{nearest}. `vllm-capacity dry-run` asks an"
+        " installed vLLM"
         " instead; or open an issue with the model's config.json"
     )

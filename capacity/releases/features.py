@@ -6,6 +6,7 @@ wheels. Add a row where a formula differs; a version number is tested nowhere el
 
 from __future__ import annotations
 
+from vllm_capacity.releases.backend_features import BACKEND_FEATURES
 from vllm_capacity.releases.engine_features import ENGINE_FEATURES
 from vllm_capacity.releases.release import Feature
 
@@ -208,6 +209,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("mxfp4_scale_groups_padded", "0.26.0", None,
             "model_executor/layers/quantization/utils/mxfp4_utils.py: _swizzle_mxfp4",
             "mxfp4 scale groups are padded to a multiple of 4 on Hopper; before, of 2"),
+    *BACKEND_FEATURES,
     *ENGINE_FEATURES,
     Feature("kv_scale_cpu_copies", "0.26.0", None,
             "model_executor/layers/attention/attention.py: set_default_quant_scales",

@@ -1,11 +1,12 @@
 """What PyTorch's caching allocator counts for the tensors of a model, block by block.
 
-vLLM prints allocated bytes (`allocated_bytes.all.current`), and those count whole blocks: 512 bytes at least, and larger
-blocks where the allocator does not split them. The order of construction matters, because the rope cache leaves free blocks
-behind that later weights take over.
+vLLM prints allocated bytes (`allocated_bytes.all.current`), and those count whole blocks: 512 bytes at least,
+and larger blocks where the allocator does not split them. The order of construction matters, because the rope
+cache leaves free blocks behind that later weights take over.
 
-Source: c10/cuda/CUDACachingAllocator.cpp (`round_size`, `get_allocation_size`, `should_split`, `get_free_block`), torch 2.11;
-`max_split_size_mb=20` while loading: vllm/v1/worker/gpu_worker.py, `Worker.load_model`.
+Source: c10/cuda/CUDACachingAllocator.cpp (`round_size`, `get_allocation_size`, `should_split`,
+`get_free_block`), torch 2.11; `max_split_size_mb=20` while loading: vllm/v1/worker/gpu_worker.py,
+`Worker.load_model`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class _Block:
 
 
 class CachingAllocator:
-    """The large pool; small tensors only round up to 512 bytes. `allocated` counts blocks in use, small ones too."""
+    """The large pool; small tensors only round up to 512 bytes. `allocated` counts blocks in use, small ones
+    too.
+    """
 
     def __init__(self, max_split: int | None, free: Iterable[int] = ()) -> None:
         self.max_split = max_split
@@ -105,7 +108,9 @@ class CachingAllocator:
         self._release(block)
 
     def build_rope(self, rope: RopeBuild) -> None:
-        """positions, frequencies, cos, sin and their concatenation in fp32; the copy is made while the last lives."""
+        """positions, frequencies, cos, sin and their concatenation in fp32; the copy is made while the last
+        lives.
+        """
         positions = self.allocate(rope.rows * 4)
         parts = [self.allocate(rope.half) for _ in range(3)]
         whole = self.allocate(2 * rope.half)
@@ -168,12 +173,15 @@ def allocated_by_load(
 ) -> int:
     """Allocated bytes after building the tensors in vLLM's order: `before`, the layers by index, `after`.
 
-    `layers` pairs the sizes of one kind of layer with the indices of its layers. Rope caches, then the libraries' buffers,
-    come after the attention tensors of the first layer.
+    `layers` pairs the sizes of one kind of layer with the indices of its layers. Rope caches, then the
+    libraries' buffers, come after the attention tensors of the first layer.
     """
     pool = CachingAllocator(max_split)
     pool.allocate_all(before)
-    order = [kind for _, kind in sorted((index, kind) for kind, (_, indices) in enumerate(layers) for index in indices)]
+    order = [
+        kind
+        for _, kind in sorted((index, kind) for kind, (_, indices) in enumerate(layers) for index in indices)
+    ]
     kinds = [_Kind(sizes.sizes) for sizes, _ in layers]
     first = layers[order[0]][0] if order else LayerSizes((), 0)
     pool.allocate_all(first.sizes[: first.attention])
@@ -209,7 +217,9 @@ class _Kind:
 def _one_layer(
     kind: _Kind, free: tuple[int, ...], smallest: int, max_split: int | None
 ) -> tuple[int, tuple[int, ...]]:
-    """(bytes that the layer's blocks take, free blocks afterwards). Nothing is freed any more, so sizes suffice."""
+    """(bytes that the layer's blocks take, free blocks afterwards). Nothing is freed any more, so sizes
+    suffice.
+    """
     pool = CachingAllocator(max_split, free)
     pool.allocate_all(kind.large)
     return pool.allocated + kind.small, pool.state(smallest)

@@ -1,4 +1,6 @@
-"""Parameter groups: equal tensors of one rank counted together, and the role that a tensor's name gives it."""
+"""Parameter groups: equal tensors of one rank counted together, and the role that a tensor's name gives
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ ROLES = (
 class ParameterGroup:
     """`count` equal tensors [shape] of one rank.
 
-    `n_bytes` is the sum over all of them; `logical` the model parameters that they stand for, together (0 for buffers and
-    scales). `buffer` marks what is no parameter.
+    `n_bytes` is the sum over all of them; `logical` the model parameters that they stand for, together (0 for
+    buffers and scales). `buffer` marks what is no parameter.
     """
 
     role: str
@@ -67,7 +69,12 @@ def role_of(name: str) -> str:
         return "expert_map"
     if "shared_expert" in name or "shared_mlp" in name:
         return "shared_experts"
-    if last in ("gate", "router") or "e_score_correction_bias" in name or ".router" in name or ".gate." in name:
+    if (
+        last in ("gate", "router")
+        or "e_score_correction_bias" in name
+        or ".router" in name
+        or ".gate." in name
+    ):
         return "router"
     if "experts" in parts:
         return "experts"

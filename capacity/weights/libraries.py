@@ -16,11 +16,11 @@ QUANTISED_QUERY_BACKENDS = frozenset({"FLASH_ATTN", "TRITON_ATTN"})
 def deep_gemm_workspace(ctx: RankContext, method: QuantisationMethod) -> int:
     """Bytes that DeepGEMM keeps from loading on: 32 MiB as soon as vLLM builds a QuantFP8, else 0.
 
-    QuantFP8's constructor asks `is_deep_gemm_e8m0_used`, which imports DeepGEMM and calls its `set_pdl`: the runtime comes
-    to life and allocates. MLA layers build one whatever the KV dtype; attention layers with an fp8 cache do so for the
-    query. Sources (0.26.0): layers/quantization/input_quant_fp8.py:68, utils/deep_gemm.py:87-105 and 160-250,
-    layers/attention/attention.py:469-490, mla_attention.py:568-577. Seen in a run: Llama-3.1-8B takes 33,554,432 B more
-    with an fp8 cache than without (H200, 0.26.0).
+    QuantFP8's constructor asks `is_deep_gemm_e8m0_used`, which imports DeepGEMM and calls its `set_pdl`: the
+    runtime comes to life and allocates. MLA layers build one whatever the KV dtype; attention layers with an
+    fp8 cache do so for the query. Sources (0.26.0): layers/quantization/input_quant_fp8.py:68,
+    utils/deep_gemm.py:87-105 and 160-250, layers/attention/attention.py:469-490, mla_attention.py:568-577.
+    Seen in a run: Llama-3.1-8B takes 33,554,432 B more with an fp8 cache than without (H200, 0.26.0).
     """
     if not ctx.release.has("deep_gemm_workspace_at_load") or not _supported(ctx):
         return 0

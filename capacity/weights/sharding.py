@@ -1,7 +1,8 @@
 """How tensor, expert and data parallelism split a module: whole modules in, one rank's shapes out.
 
-Sources (0.26.0): model_executor/layers/linear.py, layers/vocab_parallel_embedding.py, layers/fused_moe/config.py:1122-1221,
-layers/fused_moe/expert_map_manager.py:49-70. `layout.py` refuses what does not divide; here it is an error of last resort.
+Sources (0.26.0): model_executor/layers/linear.py, layers/vocab_parallel_embedding.py,
+layers/fused_moe/config.py:1122-1221, layers/fused_moe/expert_map_manager.py:49-70. `layout.py` refuses what
+does not divide; here it is an error of last resort.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Layout:
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that divide each expert: tensor parallelism flattened over dp and pcp, 1 with expert parallelism."""
+        """Ranks that divide each expert: tensor parallelism flattened over dp and pcp, 1 with expert
+        parallelism.
+        """
         return 1 if self.expert_ranks > 1 else self.parallel.moe_parallel_size
 
     @property
@@ -131,7 +134,9 @@ def kv_heads_per_rank(num_kv_heads: int, tp: int) -> int:
 
 
 def shard_linear(linear: Linear, layout: Layout) -> LocalLinear:
-    whole = linear.shard is Shard.REPLICATED or (linear.whole_if_sequence_parallel and layout.sequence_parallel_moe)
+    whole = linear.shard is Shard.REPLICATED or (
+        linear.whole_if_sequence_parallel and layout.sequence_parallel_moe
+    )
     tp = 1 if whole else layout.tp
     inputs, outputs = linear.inputs, linear.outputs
     total = sum(outputs)
@@ -153,14 +158,16 @@ def shard_linear(linear: Linear, layout: Layout) -> LocalLinear:
 def group_share(name: str, size: int, num_groups: int, tp: int) -> int:
     """One rank's part of `num_groups` groups: divided, or the only group on every rank.
 
-    Source: MambaMixer2, layers/mamba/mamba_mixer2.py:303-345 (0.26.0), which allows a remainder with one group only.
+    Source: MambaMixer2, layers/mamba/mamba_mixer2.py:303-345 (0.26.0), which allows a remainder with one
+    group only.
     """
     if num_groups % tp == 0:
         return size // tp
     if num_groups != 1:
         raise RefusedError(
             Reason.INVALID_LAYOUT,
-            f"If tensor parallel world size does not divide num_groups, then num_groups must equal 1. ({name}: {num_groups}"
+            "If tensor parallel world size does not divide num_groups, then num_groups must equal 1."
+            f" ({name}: {num_groups}"
             f" groups, tensor parallel size {tp})",
         )
     return size
@@ -172,7 +179,15 @@ def shard_qkv(qkv: QkvLinear, layout: Layout) -> LocalLinear:
     outputs = (heads * qkv.head_size, kv_heads * qkv.head_size, kv_heads * qkv.head_size_v)
     full = qkv.num_heads * qkv.head_size + qkv.num_kv_heads * (qkv.head_size + qkv.head_size_v)
     return LocalLinear(
-        qkv.name, qkv.inputs, outputs, sum(outputs) if qkv.bias else 0, qkv.dtype, qkv.quantised, qkv.inputs, full, tp
+        qkv.name,
+        qkv.inputs,
+        outputs,
+        sum(outputs) if qkv.bias else 0,
+        qkv.dtype,
+        qkv.quantised,
+        qkv.inputs,
+        full,
+        tp,
     )
 
 
@@ -185,10 +200,18 @@ def local_experts(num_experts: int, layout: Layout) -> int:
 def shard_experts(experts: Experts, layout: Layout) -> LocalExperts:
     tp = layout.expert_tp
     return LocalExperts(
-        experts.name, local_experts(experts.num_experts, layout), experts.num_experts + layout.redundant_experts,
-        experts.hidden_size, divide(f"{experts.name} intermediate size", experts.intermediate_size, tp),
-        experts.gated, experts.bias, experts.dtype, experts.quantised, tp, layout.expert_ranks > 1,
-    )  # fmt: skip
+        experts.name,
+        local_experts(experts.num_experts, layout),
+        experts.num_experts + layout.redundant_experts,
+        experts.hidden_size,
+        divide(f"{experts.name} intermediate size", experts.intermediate_size, tp),
+        experts.gated,
+        experts.bias,
+        experts.dtype,
+        experts.quantised,
+        tp,
+        layout.expert_ranks > 1,
+    )
 
 
 def shard_vocab(vocab: VocabEmbedding, layout: Layout) -> LocalVocab:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
@@ -12,7 +13,7 @@ from vllm_capacity.units import DTYPE_BYTES, round_up
 from vllm_capacity.weights.allocator import LOAD_MAX_SPLIT, LayerSizes, RopeBuild, allocated_by_load
 from vllm_capacity.weights.groups import ROLES, ParameterGroup
 from vllm_capacity.weights.libraries import deep_gemm_workspace, deep_gemm_workspace_is_measured
-from vllm_capacity.weights.rank import RankWeights, Section, method_of, rank_weights
+from vllm_capacity.weights.model import RankWeights, Section, method_of, rank_weights
 
 SOURCES = {
     "embedding": "VocabParallelEmbedding, model_executor/layers/vocab_parallel_embedding.py",
@@ -37,36 +38,52 @@ _NAME = re.compile(r"\W+")
 
 
 def weight_terms(ctx: RankContext, ep_rank: int = 0) -> tuple[MemoryTerm, ...]:
-    """One exact term per role of tensor, then `allocator_rounding`, then what libraries keep; all of lifetime `load`."""
-    weights = rank_weights(ctx, ep_rank)
+    """One exact term per role of tensor, then `allocator_rounding`, then what libraries keep; all of lifetime
+    `load`.
+    """
+    workspace = deep_gemm_workspace(ctx, method_of(ctx))
+    return _terms(
+        rank_weights(ctx, ep_rank), workspace, deep_gemm_workspace_is_measured(ctx),
+        ctx.release.has("load_max_split_size"),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _terms(weights: RankWeights, workspace: int, measured: bool, max_split: bool) -> tuple[MemoryTerm, ...]:
     by_role: dict[str, list[ParameterGroup]] = {}
     for group in weights.groups:
         by_role.setdefault(group.role, []).append(group)
     terms = [_role_term(role, by_role[role]) for role in ROLES if role in by_role]
-    workspace = deep_gemm_workspace(ctx, method_of(ctx))
-    terms.append(_rounding_term(ctx, weights, workspace))
+    terms.append(_rounding_term(weights, workspace, max_split))
     if workspace:
-        terms.append(_workspace_term(ctx, workspace))
+        terms.append(_workspace_term(workspace, measured))
     return tuple(terms)
 
 
 def load_peak_bytes(ctx: RankContext, ep_rank: int = 0) -> int:
-    """The most that model loading holds at once, in tensor bytes: what must fit before anything is measured.
+    """The most bytes that model loading holds beyond what stays: what must fit on top of the loaded weights.
 
-    max(all tensors as constructed, with tied heads that are allocated and then dropped; the same with the largest module's
-    post-load processing). Source: `BaseModelLoader.load_model`, model_executor/model_loader/base_loader.py:42-86, and
-    `process_weights_after_loading`, model_loader/utils.py:101-137 (0.26.0): one module at a time.
+    Either everything as constructed, with a tied head that is allocated and then dropped, or the post-load
+    processing of the largest module. Source: `BaseModelLoader.load_model`,
+    model_executor/model_loader/base_loader.py:42-86, and `process_weights_after_loading`,
+    model_loader/utils.py:101-137 (0.26.0): one module at a time.
     """
-    weights = rank_weights(ctx, ep_rank)
-    workspace = deep_gemm_workspace(ctx, method_of(ctx))
+    return _load_peak(rank_weights(ctx, ep_rank))
+
+
+@lru_cache(maxsize=256)
+def _load_peak(weights: RankWeights) -> int:
+    stays, built = weights.n_bytes, weights.built_bytes
     dropped = sum(group.n_bytes for section in weights.sections for group in section.dropped)
     transient = max(section.transient_bytes for section in weights.sections)
-    settled = max(weights.built_bytes, weights.n_bytes)
-    return workspace + max(weights.built_bytes + dropped, settled + transient)
+    return max(built + dropped, max(built, stays) + transient) - stays
 
 
-def allocated_bytes(ctx: RankContext, weights: RankWeights, workspace: int = 0) -> int:
-    """What `torch.cuda.memory_allocated` grows by over model loading, `workspace` included."""
+def allocated_bytes(weights: RankWeights, *, workspace: int = 0, max_split: bool = True) -> int:
+    """What `torch.cuda.memory_allocated` grows by over model loading, `workspace` included.
+
+    `max_split` says whether the release loads with max_split_size_mb=20.
+    """
     ropes = tuple(
         RopeBuild(group.shape[0], group.shape[1], group.tensor_bytes)
         for group in weights.caches.groups
@@ -79,7 +96,7 @@ def allocated_bytes(ctx: RankContext, weights: RankWeights, workspace: int = 0) 
         ropes,
         (*others, workspace) if workspace else others,
         _sizes(weights.after.groups),
-        LOAD_MAX_SPLIT if ctx.release.has("load_max_split_size") else None,
+        LOAD_MAX_SPLIT if max_split else None,
     )
 
 
@@ -90,14 +107,19 @@ def _sizes(groups: Iterable[ParameterGroup]) -> tuple[int, ...]:
 def _layer_sizes(section: Section) -> LayerSizes:
     sizes = tuple(group.tensor_bytes for group in section.groups)
     attention = next(
-        (i for i, group in enumerate(section.groups) if group.role not in ("attention", "quantisation_scales")), len(sizes)
+        (
+            i
+            for i, group in enumerate(section.groups)
+            if group.role not in ("attention", "quantisation_scales")
+        ),
+        len(sizes),
     )
     return LayerSizes(sizes, attention)
 
 
 def _role_term(role: str, groups: list[ParameterGroup]) -> MemoryTerm:
     formula, names = _formula(tuple((_short(group.name), len(group.shape)) for group in groups))
-    values: dict[str, int] = {}
+    values: dict[str, Any] = {}
     for name, group in zip(names, groups, strict=True):
         values[f"{name}_count"] = group.count
         values[f"{name}_itemsize"] = DTYPE_BYTES[group.dtype]
@@ -108,13 +130,19 @@ def _role_term(role: str, groups: list[ParameterGroup]) -> MemoryTerm:
 
 @lru_cache(maxsize=512)
 def _formula(groups: tuple[tuple[str, int], ...]) -> tuple[str, tuple[str, ...]]:
-    """('qkv_count * qkv_0 * qkv_1 * qkv_itemsize + ...', the names used): count x shape x bytes per element."""
+    """('qkv_count * qkv_0 * qkv_1 * qkv_itemsize + ...', the names used): count x shape x bytes per
+    element.
+    """
     used: dict[str, int] = {}
     names: list[str] = []
     parts: list[str] = []
     for name, dimensions in groups:
         used[name] = used.get(name, 0) + 1
-        unique = name if used[name] == 1 else f"{name}_{'abcdefghijklmnopqrstuvwxyz'[(used[name] - 2) % 26]}{used[name]}"
+        unique = (
+            name
+            if used[name] == 1
+            else f"{name}_{'abcdefghijklmnopqrstuvwxyz'[(used[name] - 2) % 26]}{used[name]}"
+        )
         names.append(unique)
         axes = "".join(f" * {unique}_{axis}" for axis in range(dimensions))
         parts.append(f"{unique}_count{axes} * {unique}_itemsize")
@@ -129,31 +157,44 @@ def _short(name: str) -> str:
     return _NAME.sub("_", "_".join(parts[-2:])).strip("_")
 
 
-def _rounding_term(ctx: RankContext, weights: RankWeights, workspace: int) -> MemoryTerm:
+def _rounding_term(weights: RankWeights, workspace: int, max_split: bool) -> MemoryTerm:
     tensors = weights.n_bytes
-    allocated = allocated_bytes(ctx, weights, workspace) - workspace
+    allocated = allocated_bytes(weights, workspace=workspace, max_split=max_split) - workspace
     at_least = sum(round_up(group.tensor_bytes, 512) * group.count for group in weights.groups)
-    split = ctx.release.has("load_max_split_size")
     return term(
-        "allocator_rounding", Component.WEIGHTS, "blocks_bytes - tensor_bytes", lifetime=Lifetime.LOAD,
+        "allocator_rounding",
+        Component.WEIGHTS,
+        "blocks_bytes - tensor_bytes",
+        lifetime=Lifetime.LOAD,
         source="c10/cuda/CUDACachingAllocator.cpp; vllm/v1/worker/gpu_worker.py: Worker.load_model",
         note=(
             f"PyTorch counts whole blocks: {at_least - tensors:,} B for 512-byte multiples, the rest for "
-            + ("tensors of 20 MiB and more, whose blocks are multiples of 2 MiB and not split (max_split_size_mb=20),"
-               if split else "remainders of up to 1 MiB that it does not split off,")
+            + (
+                "tensors of 20 MiB and more, whose blocks are multiples of 2 MiB and not split"
+                " (max_split_size_mb=20),"
+                if max_split
+                else "remainders of up to 1 MiB that it does not split off,"
+            )
             + " and for free blocks of the rope cache's construction that weights took over"
         ),
-        blocks_bytes=allocated, tensor_bytes=tensors,
-    )  # fmt: skip
+        blocks_bytes=allocated,
+        tensor_bytes=tensors,
+    )
 
 
-def _workspace_term(ctx: RankContext, workspace: int) -> MemoryTerm:
-    measured = deep_gemm_workspace_is_measured(ctx)
+def _workspace_term(workspace: int, measured: bool) -> MemoryTerm:
     return term(
-        "deep_gemm_workspace", Component.WORKSPACE, "workspace_bytes", lifetime=Lifetime.LOAD,
+        "deep_gemm_workspace",
+        Component.WORKSPACE,
+        "workspace_bytes",
+        lifetime=Lifetime.LOAD,
         source="vllm/utils/deep_gemm.py: _lazy_init; DeepGEMM csrc/jit/device_runtime.hpp",
         low=None if measured else 0,
         note="DeepGEMM's cuBLASLt workspace, kept from the first fp8 quantiser on"
-        + ("" if measured else "; this release bundles a newer DeepGEMM whose workspace no recorded run shows"),
+        + (
+            ""
+            if measured
+            else "; this release bundles a newer DeepGEMM whose workspace no recorded run shows"
+        ),
         workspace_bytes=workspace,
-    )  # fmt: skip
+    )

@@ -13,7 +13,7 @@ from vllm_capacity.weights.quantisation.base import QuantContext, QuantisationMe
 Factory = Callable[[QuantContext], QuantisationMethod]
 
 METHODS: Mapping[str, str] = {
-    "fp8": "block_fp8:BlockFp8",
+    "fp8": "fp8:fp8",
     "mxfp4": "mxfp4:Mxfp4",
     "gpt_oss_mxfp4": "mxfp4:Mxfp4",
 }
@@ -37,14 +37,16 @@ def quantisation_method(name: str | None, context: QuantContext) -> Quantisation
     feature = REMOVED.get(name)
     if feature is not None and not context.release.has(feature):
         raise RefusedError(
-            Reason.UNSUPPORTED_BY_RELEASE, f"Unknown quantization method: {name} (not in vLLM {context.release.version})"
+            Reason.UNSUPPORTED_BY_RELEASE,
+            f"Unknown quantization method: {name} (not in vLLM {context.release.version})",
         )
     path = METHODS.get(name)
     if path is None:
         near = difflib.get_close_matches(name, METHODS, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise InputError(
-            f"{context.model}: quantisation method {name!r} is not modelled{hint}; known: {', '.join(sorted(METHODS))}."
+            f"{context.model}: quantisation method {name!r} is not modelled{hint}; known:"
+            f" {', '.join(sorted(METHODS))}."
             " `vllm-capacity dry-run` asks an installed vLLM instead"
         )
     module, factory = path.split(":")

@@ -1,4 +1,5 @@
-"""What a quantisation method has to say: which tensors it stores for a layer, and what it needs while loading.
+"""What a quantisation method has to say: which tensors it stores for a layer, and what it needs while
+loading.
 
 Adding a method: one module with a subclass of `QuantisationMethod`, one row in `METHODS` of the package.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -42,7 +43,8 @@ class Stored:
 class LayerTensors:
     """A layer's tensors: `stored` after loading, `built` as constructed (None: the same).
 
-    `transient_bytes`: the most that `process_weights_after_loading` of this layer holds beyond what was there before it.
+    `transient_bytes`: the most that `process_weights_after_loading` of this layer holds beyond what was there
+    before it.
     """
 
     stored: tuple[Stored, ...]
@@ -56,24 +58,26 @@ class LayerTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantContext:
-    """What a method may depend on. `block` is the checkpoint's quantisation block ({} for online methods)."""
+    """What a method may depend on. `block` is the checkpoint's quantisation block (None: not quantised)."""
 
     dtype: str
     device: Device
     release: Release
     parallel: ParallelConfig
-    block: Mapping[str, Any] = field(default_factory=dict)
+    block: Mapping[str, Any] | None = None
     model: str = ""
     model_type: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = None
     moe_backend: str = "auto"
 
 
 class QuantisationMethod(ABC):
-    """One method for one checkpoint and device. Shapes are one rank's; methods raise RefusedError where vLLM does.
+    """One method for one checkpoint and device. Shapes are one rank's; methods raise RefusedError where vLLM
+    does.
 
     Modules marked `quantised=False` never get here. `skips` is asked with vLLM's full prefix
-    ('model.layers.3.mlp.gate_up_proj'), once per class of layers: `layer_class` is equal for layers that it treats alike.
+    ('model.layers.3.mlp.gate_up_proj'), once per class of layers: `layer_class` is equal for layers that it
+    treats alike.
     """
 
     name: str = ""
@@ -135,7 +139,9 @@ def plain_experts(layer: LocalExperts, dtype: str) -> LayerTensors:
     kind = layer.dtype or dtype
     count, hidden, width = layer.num_experts, layer.hidden_size, layer.intermediate_size
     stored = [
-        Stored("w13_weight", (count, layer.slices * width, hidden), kind, count * layer.slices * width * hidden)
+        Stored(
+            "w13_weight", (count, layer.slices * width, hidden), kind, count * layer.slices * width * hidden
+        )
     ]
     if layer.bias:
         stored.append(Stored("w13_bias", (count, layer.slices * width), kind, count * layer.slices * width))

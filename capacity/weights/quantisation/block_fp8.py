@@ -1,13 +1,13 @@
 """Block-wise fp8 checkpoints (`quant_method: fp8` with `weight_block_size`): DeepSeek-V3, Qwen3-FP8, MiMo-V2.
 
-Sources (0.26.0, the same in 0.33.0): `Fp8LinearMethod` and `Fp8MoEMethod`, layers/quantization/fp8.py:250-420 and 481-720;
-`create_fp8_scale_parameter`, `validate_fp8_block_shape`, utils/fp8_utils.py:1196-1310. On Hopper DeepGEMM leaves weight and
-scales as they are, and Triton or FlashInfer-CUTLASS experts keep the size.
+Sources (0.26.0, the same in 0.33.0): `Fp8LinearMethod` and `Fp8MoEMethod`, layers/quantization/fp8.py:250-420
+and 481-720; `create_fp8_scale_parameter`, `validate_fp8_block_shape`, utils/fp8_utils.py:1196-1310. On Hopper
+DeepGEMM leaves weight and scales as they are, and Triton or FlashInfer-CUTLASS experts keep the size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from vllm_capacity.errors import InputError, Reason, RefusedError
@@ -32,18 +32,26 @@ class BlockFp8(QuantisationMethod):
 
     def __init__(self, context: QuantContext) -> None:
         super().__init__(context)
-        block = context.block
+        block = context.block or {}
         size = block.get("weight_block_size")
-        if not isinstance(size, (list, tuple)) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
-            raise InputError(f"{context.model}: 'weight_block_size' must be two positive integers, not {size!r:.40}")
+        if (
+            not isinstance(size, (list, tuple))
+            or len(size) != 2
+            or not all(type(n) is int and n > 0 for n in size)
+        ):
+            raise InputError(
+                f"{context.model}: 'weight_block_size' must be two positive integers, not {size!r:.40}"
+            )
         if block.get("activation_scheme", "dynamic") != "dynamic":
             raise InputError(
-                f"{context.model}: The block-wise quantization only supports dynamic activation scheme for now, but got"
+                f"{context.model}: The block-wise quantization only supports dynamic activation scheme for"
+                " now, but got"
                 f" {block.get('activation_scheme')} activation scheme."
             )
         if not 90 <= context.device.sm < 100:
             raise InputError(
-                f"{context.model}: block-wise fp8 on sm{context.device.sm} ({context.device.name}) is not modelled: the"
+                f"{context.model}: block-wise fp8 on sm{context.device.sm} ({context.device.name}) is not"
+                " modelled: the"
                 " kernels there re-lay weights or scales; Hopper (sm90) is"
             )
         self.block_n, self.block_k = size
@@ -77,14 +85,17 @@ class BlockFp8(QuantisationMethod):
         if self.context.parallel.tp > 1 and width % k:
             raise RefusedError(
                 Reason.INVALID_LAYOUT,
-                f"The input_size of down's weight = {width} is not divisible by weight quantization block_k = {k}.",
+                f"The input_size of down's weight = {width} is not divisible by weight quantization block_k"
+                f" = {k}.",
             )
         w13, w2 = (count, 2 * width, hidden), (count, hidden, width)
         stored = (
             Stored("w13_weight", w13, FP8, count * layer.slices * width * hidden),
             Stored("w2_weight", w2, FP8, count * hidden * width),
             *_expert_bias(layer, self.context.dtype),
-            Stored("w13_weight_scale_inv", (count, 2 * cdiv(width, n), cdiv(hidden, k)), "float32", scale=True),
+            Stored(
+                "w13_weight_scale_inv", (count, 2 * cdiv(width, n), cdiv(hidden, k)), "float32", scale=True
+            ),
             Stored("w2_weight_scale_inv", (count, cdiv(hidden, n), cdiv(width, k)), "float32", scale=True),
         )
         # with expert parallelism FlashInfer-CUTLASS swaps the halves of w13: a second copy for a moment
@@ -120,7 +131,7 @@ class BlockFp8(QuantisationMethod):
                 )
 
 
-def _ignored(block: Any) -> tuple[str, ...]:
+def _ignored(block: Mapping[str, Any]) -> tuple[str, ...]:
     names = block.get("ignored_layers") or block.get("modules_to_not_convert") or ()
     return tuple(str(name) for name in names)
 

@@ -21,7 +21,8 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?=\.|$)")
 class IgnoreList:
     """`is_layer_skipped`, layers/quantization/utils/quant_utils.py:510-575 (0.26.0).
 
-    `substring` is its `skip_with_substr`: an entry matches anywhere in the prefix, otherwise only as the whole prefix.
+    `substring` is its `skip_with_substr`: an entry matches anywhere in the prefix, otherwise only as the
+    whole prefix.
     """
 
     def __init__(self, entries: Sequence[str], *, substring: bool = False) -> None:

@@ -1,8 +1,9 @@
 """gpt-oss checkpoints (`quant_method: mxfp4`): 4-bit experts, everything else in the model's dtype.
 
-Hopper runs them with the Triton kernels, which keep swizzled copies outside the module's parameters. Sources (0.26.0):
-`GptOssMxfp4MoEMethod`, layers/quantization/mxfp4.py:100-330; `mxfp4_round_up_hidden_size_and_intermediate_size` and the
-Triton branch, layers/fused_moe/oracle/mxfp4.py:635-680 and 1129-1170; `_swizzle_mxfp4`, utils/mxfp4_utils.py:36-107;
+Hopper runs them with the Triton kernels, which keep swizzled copies outside the module's parameters. Sources
+(0.26.0): `GptOssMxfp4MoEMethod`, layers/quantization/mxfp4.py:100-330;
+`mxfp4_round_up_hidden_size_and_intermediate_size` and the Triton branch,
+layers/fused_moe/oracle/mxfp4.py:635-680 and 1129-1170; `_swizzle_mxfp4`, utils/mxfp4_utils.py:36-107;
 third_party/triton_kernels/tensor_details/layout_details/hopper_value.py and hopper_scale.py.
 """
 
@@ -35,10 +36,13 @@ class Mxfp4(QuantisationMethod):
     def __init__(self, context: QuantContext) -> None:
         super().__init__(context)
         if context.moe_backend not in ("auto", "triton"):
-            raise InputError(f"{context.model}: mxfp4 with moe_backend={context.moe_backend!r} is not modelled; auto is")
+            raise InputError(
+                f"{context.model}: mxfp4 with moe_backend={context.moe_backend!r} is not modelled; auto is"
+            )
         if not 90 <= context.device.sm < 100:
             raise InputError(
-                f"{context.model}: mxfp4 on sm{context.device.sm} ({context.device.name}) is not modelled: vLLM uses other"
+                f"{context.model}: mxfp4 on sm{context.device.sm} ({context.device.name}) is not modelled:"
+                " vLLM uses other"
                 " kernels with other padding there; Hopper (sm90) is"
             )
 
@@ -52,13 +56,22 @@ class Mxfp4(QuantisationMethod):
     def experts(self, layer: LocalExperts) -> LayerTensors:
         count = layer.num_experts
         hidden, width = self.padded_experts(layer)
-        w13 = _Matrix("w13", count, 2 * width, hidden, count * layer.slices * layer.intermediate_size * layer.hidden_size)
+        w13 = _Matrix(
+            "w13",
+            count,
+            2 * width,
+            hidden,
+            count * layer.slices * layer.intermediate_size * layer.hidden_size,
+        )
         w2 = _Matrix("w2", count, hidden, width, count * layer.hidden_size * layer.intermediate_size)
         built = [*w13.built(), *w2.built()]
         stored: list[Stored] = []
         if layer.bias:
             rows = layer.slices * layer.intermediate_size
-            for name, padded, logical in (("w13_bias", 2 * width, rows), ("w2_bias", hidden, layer.hidden_size)):
+            for name, padded, logical in (
+                ("w13_bias", 2 * width, rows),
+                ("w2_bias", hidden, layer.hidden_size),
+            ):
                 built.append(Stored(name, (count, padded), "bfloat16", count * logical))
                 stored.append(Stored(name, (count, padded), "float32", count * logical))
         pad = 4 if self.context.release.has("mxfp4_scale_groups_padded") else 2
@@ -80,7 +93,12 @@ class _Matrix:
     def built(self) -> tuple[Stored, Stored]:
         return (
             Stored(f"{self.name}_weight", (self.count, self.rows, self.columns // 2), "uint8", self.logical),
-            Stored(f"{self.name}_weight_scale", (self.count, self.rows, self.columns // BLOCK), "uint8", scale=True),
+            Stored(
+                f"{self.name}_weight_scale",
+                (self.count, self.rows, self.columns // BLOCK),
+                "uint8",
+                scale=True,
+            ),
         )
 
     def swizzled(self, group_multiple: int) -> tuple[Stored, Stored]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from vllm_capacity.weights.quantisation.base import LayerTensors, QuantisationMethod, plain_experts, plain_linear
+from vllm_capacity.weights.quantisation.base import (
+    LayerTensors,
+    QuantisationMethod,
+    plain_experts,
+    plain_linear,
+)
 from vllm_capacity.weights.sharding import LocalExperts, LocalLinear
 
 
 class Unquantised(QuantisationMethod):
-    """UnquantizedLinearMethod and UnquantizedFusedMoEMethod: nothing is re-laid on Hopper (oracle/unquantized.py)."""
+    """UnquantizedLinearMethod and UnquantizedFusedMoEMethod: nothing is re-laid on Hopper
+    (oracle/unquantized.py).
+    """
 
     name = "unquantised"
 

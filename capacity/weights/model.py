@@ -1,0 +1,401 @@
+"""Everything that a rank's model holds, tensor by tensor, layers counted and not visited one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from vllm_capacity.architecture.modules import (
+    Architecture,
+    Experts,
+    LayerGroup,
+    Linear,
+    Module,
+    MultiHeadLatentAttention,
+    Placed,
+    Placement,
+    QkvLinear,
+    StateSpace,
+    Tensor,
+    VocabEmbedding,
+)
+from vllm_capacity.context import RankContext
+from vllm_capacity.parallel import stage_bounds
+from vllm_capacity.releases.release import Release
+from vllm_capacity.units import DTYPE_BYTES
+from vllm_capacity.weights.groups import ParameterGroup, role_of
+from vllm_capacity.weights.quantisation import checkpoint_method, quantisation_method
+from vllm_capacity.weights.quantisation.base import (
+    LayerTensors,
+    QuantContext,
+    QuantisationMethod,
+    Stored,
+    plain_experts,
+    plain_linear,
+    plain_vocab,
+)
+from vllm_capacity.weights.sharding import (
+    SINGLE,
+    Layout,
+    shard_experts,
+    shard_linear,
+    shard_qkv,
+    shard_tensor,
+    shard_vocab,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Section:
+    """Tensors that stand together `count` times: a layer of some kind, or what lies outside the layers (count
+    1).
+
+    `transient_bytes` is the largest need of one module's post-load processing; `dropped` are tensors that
+    vLLM allocates in this section and frees before loading ends.
+    """
+
+    groups: tuple[ParameterGroup, ...]
+    built: tuple[ParameterGroup, ...]
+    count: int = 1
+    layer_indices: tuple[int, ...] = ()
+    transient_bytes: int = 0
+    dropped: tuple[ParameterGroup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankWeights:
+    """One rank's tensors in vLLM's order of construction: `before` the layers, one section per kind of layer,
+    `after`.
+
+    `caches` are the rope caches, which vLLM builds inside the first layer that needs them.
+    """
+
+    before: Section
+    layers: tuple[Section, ...]
+    caches: Section
+    after: Section
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        return (self.before, *self.layers, self.caches, self.after)
+
+    @property
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        """What stays after loading."""
+        return tuple(group for section in self.sections for group in section.groups)
+
+    @property
+    def built(self) -> tuple[ParameterGroup, ...]:
+        """What vLLM constructs before it reads the checkpoint."""
+        return tuple(group for section in self.sections for group in section.built)
+
+    @property
+    def n_bytes(self) -> int:
+        """Exact bytes after loading, without the allocator's rounding."""
+        return sum(group.n_bytes for group in self.groups)
+
+    @property
+    def built_bytes(self) -> int:
+        return sum(group.n_bytes for group in self.built)
+
+    @property
+    def buffer_bytes(self) -> int:
+        return sum(group.n_bytes for group in self.groups if group.buffer)
+
+    @property
+    def parameters_on_rank(self) -> int:
+        """Elements of the parameters as constructed, scales and packed words counted as they are stored."""
+        return sum(group.numel for group in self.built if not group.buffer)
+
+
+def rank_weights(ctx: RankContext, ep_rank: int = 0) -> RankWeights:
+    """The weights of the rank that `ctx` describes; `ep_rank` counts over dp x pcp x tp and matters with
+    uneven experts.
+
+    The same object is returned for equal inputs. Raises RefusedError(INVALID_LAYOUT) where a size does not
+    divide, InputError for quantisation that is not modelled.
+    """
+    engine, architecture = ctx.engine, ctx.architecture
+    return _rank_weights(
+        ctx.layers,
+        architecture.outside,
+        architecture.num_hidden_layers,
+        ctx.pp_rank,
+        layout_of(ctx, ep_rank),
+        method_of(ctx),
+        engine.max_num_batched_tokens,
+        engine.enforce_eager,
+    )
+
+
+@lru_cache(maxsize=256)
+def _rank_weights(
+    layers: tuple[tuple[LayerGroup, int], ...], outside: tuple[Placed, ...], num_layers: int, pp_rank: int,
+    layout: Layout, method: QuantisationMethod, max_num_batched_tokens: int, eager: bool,
+) -> RankWeights:  # fmt: skip
+    build = _Builder(num_layers, pp_rank, layout, method, max_num_batched_tokens, eager)
+    sections = tuple(section for group, count in layers for section in build.layer(group, count))
+    before, caches, after = build.outside(outside)
+    return RankWeights(before, sections, caches, after)
+
+
+def layout_of(ctx: RankContext, ep_rank: int = 0) -> Layout:
+    args = ctx.engine.args
+    eplb = args.other("eplb_config")
+    redundant = eplb.get("num_redundant_experts", 0) if isinstance(eplb, Mapping) else 0
+    return Layout(
+        ctx.engine.parallel, ep_rank, int(redundant) if args.other("enable_eplb") else 0,
+        str(args.other("all2all_backend") or "allgather_reducescatter"),
+    )  # fmt: skip
+
+
+def method_of(ctx: RankContext) -> QuantisationMethod:
+    """The quantisation method in use: the engine's (`--quantization`), else the checkpoint's."""
+    engine, config = ctx.engine, ctx.config
+    block = config.quantization
+    moe_backend = str(engine.args.other("moe_backend") or "auto")
+    key = (
+        id(block),
+        engine.quantization,
+        engine.dtype,
+        engine.parallel,
+        ctx.release.version,
+        ctx.device,
+        moe_backend,
+        tuple(sorted(engine.environment.items())),
+        config.name,
+    )
+    method = _METHODS.get(key)
+    if method is None:
+        if len(_METHODS) >= 256:
+            _METHODS.clear()
+        # the context keeps `block` alive, so its id stays its own while the entry is there
+        context = QuantContext(
+            dtype=engine.dtype, device=ctx.device, release=ctx.release, parallel=engine.parallel, block=block,
+            model=config.name, model_type=config.text_model_type or config.model_type,
+            environment=engine.environment, moe_backend=moe_backend,
+        )  # fmt: skip
+        method = _METHODS[key] = quantisation_method(engine.quantization or checkpoint_method(block), context)
+    return method
+
+
+_METHODS: dict[tuple[Any, ...], QuantisationMethod] = {}
+"""Methods by what they depend on: one object for equal inputs, so that equal plans share their tensors."""
+
+
+class _Builder:
+    def __init__(
+        self,
+        num_layers: int,
+        pp_rank: int,
+        layout: Layout,
+        method: QuantisationMethod,
+        tokens: int,
+        eager: bool,
+    ) -> None:
+        self.layout, self.method, self.tokens, self.eager = layout, method, tokens, eager
+        self.dtype, self.release = method.context.dtype, method.context.release
+        self.first, self.last = pp_rank == 0, pp_rank == layout.parallel.pp - 1
+        self.start, self.stop = stage_bounds(num_layers, layout.parallel)[pp_rank]
+
+    def layer(self, group: LayerGroup, count: int) -> Iterator[Section]:
+        """One section per set of layers that the quantisation method treats alike."""
+        here = tuple(i for i in group.indices if self.start <= i < self.stop)
+        classes: dict[Any, list[int]] = {}
+        if self.method.name == "unquantised":
+            classes[None] = list(here)
+        else:
+            for index in here:
+                classes.setdefault(self.method.layer_class(index), []).append(index)
+        if len(here) != count and len(classes) == 1:
+            classes = {None: list(here[:count])}
+        for indices in classes.values():
+            yield self._section(self._layer_modules(group, indices[0]), len(indices), tuple(indices))
+
+    def _layer_modules(self, group: LayerGroup, index: int) -> Iterator[tuple[str, LayerTensors]]:
+        prefix = f"model.layers.{index}."
+        for module in group.modules:
+            yield module.name, self._tensors(module, prefix)
+            if isinstance(module, Experts) and self.layout.expert_ranks > 1:
+                total = module.num_experts + self.layout.redundant_experts
+                yield (
+                    f"{module.name}._expert_map",
+                    LayerTensors((Stored("", (total,), "int32", buffer=True),)),
+                )
+        for mixer in group.mixers:
+            mla = isinstance(mixer, MultiHeadLatentAttention)
+            if not isinstance(mixer, StateSpace) and self.method.loads_kv_scales(mla=mla):
+                yield "self_attn.attn._loaded_scales", _loaded_kv_scales(self.release, self.dtype)
+            if isinstance(mixer, MultiHeadLatentAttention):
+                yield from self._absorbed(group, mixer, prefix)
+
+    def _absorbed(
+        self, group: LayerGroup, mixer: MultiHeadLatentAttention, prefix: str
+    ) -> Iterator[tuple[str, LayerTensors]]:
+        """W_UK_T and W_UV: views of kv_b_proj, but one new tensor in the model's dtype where that is
+        quantised.
+
+        Source: `MLAAttention.process_weights_after_loading`, layers/attention/mla_attention.py:948-1035, and
+        `get_and_maybe_dequant_weights`, quantization/utils/quant_utils.py:404-465 (0.26.0).
+        """
+        for module in group.modules:
+            if isinstance(module, Linear) and module.name.endswith("kv_b_proj") and module.quantised:
+                if self.method.name == "unquantised" or self.method.skips(prefix + module.name):
+                    return
+                local = shard_linear(module, self.layout)
+                tensor = Stored("W_UK_W_UV", (mixer.kv_lora_rank, local.rows), self.dtype)
+                yield module.name, LayerTensors((tensor,), (), tensor.n_bytes)
+
+    def _section(
+        self, modules: Iterable[tuple[str, LayerTensors]], count: int = 1, indices: tuple[int, ...] = ()
+    ) -> Section:
+        groups: list[ParameterGroup] = []
+        built: list[ParameterGroup] = []
+        transient, same = 0, True
+        for name, tensors in modules:
+            mine = [_group(name, tensor, count) for tensor in tensors.stored]
+            groups += mine
+            if tensors.built is None:
+                built += mine
+            else:
+                same = False
+                built += [_group(name, tensor, count) for tensor in tensors.built]
+            transient = max(transient, tensors.transient_bytes)
+        stored = tuple(groups)
+        return Section(stored, stored if same else tuple(built), count, indices, transient)
+
+    def _tensors(self, module: Module, prefix: str) -> LayerTensors:
+        """A module's tensors on this rank, by the quantisation method where it applies."""
+        method = self.method
+        if isinstance(module, Tensor):
+            return self._plain_tensor(module)
+        quantised = module.quantised and not method.skips(prefix + module.name)
+        if isinstance(module, (Linear, QkvLinear)):
+            local = (
+                shard_linear(module, self.layout)
+                if isinstance(module, Linear)
+                else shard_qkv(module, self.layout)
+            )
+            return method.linear(local) if quantised else plain_linear(local, self.dtype)
+        if isinstance(module, Experts):
+            mine = shard_experts(module, self.layout)
+            return method.experts(mine) if quantised else plain_experts(mine, self.dtype)
+        vocab = shard_vocab(module, self.layout)
+        return method.vocab(vocab) if quantised else plain_vocab(vocab, self.dtype)
+
+    def _plain_tensor(self, tensor: Tensor) -> LayerTensors:
+        shape = shard_tensor(tensor, self.layout)
+        if tensor.per_token:
+            shape = (self.tokens, *shape)
+        dtype = tensor.dtype or self.dtype
+        if tensor.eager_dtype is not None and self.eager:
+            dtype = tensor.eager_dtype
+        return LayerTensors(
+            (Stored("", shape, dtype, 0 if tensor.buffer else prod(shape), buffer=tensor.buffer),)
+        )
+
+    def outside(self, modules: tuple[Placed, ...]) -> tuple[Section, Section, Section]:
+        """(before the layers, rope caches, after the layers)."""
+        here = [placed for placed in modules if self._is_here(placed)]
+        names = {placed.module.name for placed in here}
+        embeddings: list[tuple[str, LayerTensors]] = []
+        caches: list[tuple[str, LayerTensors]] = []
+        rest: list[tuple[str, LayerTensors]] = []
+        dropped: list[ParameterGroup] = []
+        seen_other = False
+        for placed in here:
+            module = placed.module
+            shared = placed.shares_storage_with in names if placed.shares_storage_with else False
+            if shared:
+                if placed.allocated_first:
+                    tensors = self._tensors(module, "")
+                    dropped += [
+                        _group(module.name, tensor, 1)
+                        for tensor in tensors.as_built
+                        if tensor.name == "weight"
+                    ]
+                continue
+            entry = (
+                module.name,
+                self._tensors(module, "" if module.name.startswith("lm_head") else "model."),
+            )
+            if role_of(module.name) == "rope_cache":
+                caches.append(entry)
+            elif (
+                isinstance(module, VocabEmbedding)
+                and not seen_other
+                and not module.name.startswith("lm_head")
+            ):
+                embeddings.append(entry)
+            else:
+                seen_other = True
+                rest.append(entry)
+        after = self._section(rest)
+        if dropped:
+            after = Section(after.groups, after.built, 1, (), after.transient_bytes, tuple(dropped))
+        return self._section(embeddings), self._section(caches), after
+
+    def _is_here(self, placed: Placed) -> bool:
+        placement = placed.placement
+        if placed.layers is not None and not any(self.start <= i < self.stop for i in placed.layers):
+            return False
+        return (
+            placement is Placement.EVERY
+            or (self.first and placement in (Placement.FIRST, Placement.ENDS))
+            or (self.last and placement in (Placement.LAST, Placement.ENDS))
+        )
+
+
+def _loaded_kv_scales(release: Release, dtype: str) -> LayerTensors:
+    """What BaseKVCacheMethod adds to an attention layer: four scalars while loading, and scalars left on the
+    GPU.
+
+    Without such a method vLLM makes the latter anew on the host after loading. Source:
+    `set_default_quant_scales`, layers/attention/attention.py:124-150 and 601-617; `BaseKVCacheMethod`,
+    quantization/kv_cache.py (0.26.0).
+    """
+    kept: list[str] = []
+    if release.has("kv_scale_cpu_copies"):
+        kept += ["k_scale_cpu", "v_scale_cpu"]
+    if release.has("kv_scale_ranges"):
+        kept += ["q_range", "k_range", "v_range"]
+    stored = tuple(Stored(name, (), "float32", buffer=True) for name in kept)
+    built = tuple(Stored(f"{name}_scale", (), dtype, scale=True) for name in ("q", "k", "v", "prob"))
+    return LayerTensors(stored, stored + built)
+
+
+def _group(module: str, tensor: Stored, count: int) -> ParameterGroup:
+    name = f"{module}.{tensor.name}" if tensor.name else module
+    role = "quantisation_scales" if tensor.scale else role_of(module)
+    return ParameterGroup(
+        role, name, tensor.shape, tensor.dtype, count, prod(tensor.shape) * DTYPE_BYTES[tensor.dtype] * count,
+        tensor.buffer, tensor.logical * count,
+    )  # fmt: skip
+
+
+def parameter_total(architecture: Architecture) -> int:
+    """The model's parameters: each once, unpadded, tied heads and buffers left out; equal to the published
+    count.
+    """
+    layers = sum(_logical(group.modules) * len(group.indices) for group in architecture.layers)
+    return layers + _logical(tuple(p.module for p in architecture.outside if p.shares_storage_with is None))
+
+
+@lru_cache(maxsize=256)
+def _logical(modules: tuple[Module, ...]) -> int:
+    return sum(_logical_of(module) for module in modules)
+
+
+def _logical_of(module: Module) -> int:
+    if isinstance(module, Tensor):
+        return 0 if module.buffer else prod(module.shape)
+    if isinstance(module, VocabEmbedding):
+        return module.rows * (module.columns + module.bias)
+    if isinstance(module, Experts):
+        experts = plain_experts(shard_experts(module, SINGLE), "bfloat16")
+        return sum(tensor.logical for tensor in experts.stored)
+    local = shard_linear(module, SINGLE) if isinstance(module, Linear) else shard_qkv(module, SINGLE)
+    return local.rows * local.inputs + local.bias
