@@ -12,18 +12,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hand_built import HAND_BUILT
 from vllm_capacity.architecture.modules import Architecture
 from vllm_capacity.architecture.registry import build_architecture
 from vllm_capacity.context import RankContext
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs, EngineConfig
-from vllm_capacity.errors import CapacityError
+from vllm_capacity.errors import CapacityError, InputError
 from vllm_capacity.inputs.config_json import normalise
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.inputs.models import load_model
 from vllm_capacity.ledger import Lifetime
 from vllm_capacity.parallel import ParallelConfig, stage_bounds
 from vllm_capacity.releases import get_release
+from vllm_capacity.releases.release import Release
 from vllm_capacity.units import GIB
 
 RUNS = Path(__file__).parent / "data" / "runs"
@@ -66,7 +68,7 @@ class Run:
         """The rank's context; `engine_changes` replace fields of the engine config."""
         config = self.config()
         release = get_release(self.facts["release"])
-        architecture = build_architecture(config, release)
+        architecture = _architecture(config, release)
         engine = replace(_engine(self, config, architecture), **engine_changes)
         first, last = stage_bounds(architecture.num_hidden_layers, engine.parallel)[pp_rank]
         layers = tuple(
@@ -97,6 +99,15 @@ def _config(name: str) -> ModelConfig:
     config = load_model(facts["config_of"], offline=True)
     block = facts.get("quantization")
     return replace(config, quantization=block) if block else config
+
+
+def _architecture(config: ModelConfig, release: Release) -> Architecture:
+    try:
+        return build_architecture(config, release)
+    except InputError:
+        if config.name not in HAND_BUILT:
+            raise
+        return HAND_BUILT[config.name]
 
 
 def _engine(run: Run, config: ModelConfig, architecture: Architecture) -> EngineConfig:

@@ -11,6 +11,7 @@ from vllm_capacity.overheads.all_reduce import all_reduce_terms
 from vllm_capacity.overheads.attention_buffers import attention_buffer_terms
 from vllm_capacity.overheads.cuda_context import cuda_context_terms
 from vllm_capacity.overheads.cuda_graphs import cuda_graph_terms, graph_estimate
+from vllm_capacity.overheads.encoder import encoder_terms
 from vllm_capacity.overheads.flashinfer import flashinfer_terms
 from vllm_capacity.overheads.lora import lora_terms
 from vllm_capacity.overheads.nccl import nccl_terms
@@ -22,7 +23,7 @@ from vllm_capacity.overheads.workspaces import workspace_terms
 
 _PARTS = (
     cuda_context_terms, nccl_terms, all_reduce_terms, runner_buffer_terms, workspace_terms, attention_buffer_terms,
-    flashinfer_terms, cuda_graph_terms, lora_terms, speculative_terms, offload_terms, request_terms,
+    flashinfer_terms, cuda_graph_terms, encoder_terms, lora_terms, speculative_terms, offload_terms, request_terms,
 )  # fmt: skip
 
 

@@ -1,0 +1,169 @@
+"""How large one image or video is for a model: tokens, pixels and patches of the item with which vLLM profiles the encoder.
+
+Item sizes come from the model's processor. Where config.json does not hold them (the preprocessor's files do), the defaults of the public
+checkpoints stand here; `--mm-processor-kwargs` overrides them as in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_capacity.context import RankContext
+
+UNLIMITED = 999
+"""vLLM's limit per prompt when none is given (config/multimodal.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One item of a modality. `tokens` are language-model positions, `embeddings` the encoder outputs that are kept."""
+
+    modality: str
+    tokens: int
+    embeddings: int
+    pixel_elements: int
+    patches: int
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """Widths of a vision tower, in elements per patch; `outputs` per kept embedding (deepstack features included)."""
+
+    hidden: int
+    intermediate: int
+    gated: bool
+    outputs: int
+
+
+LLAMA4_VISION = {"image_size": 336, "patch_size": 14, "pixel_shuffle_ratio": 0.5, "hidden_size": 1408, "intermediate_size": 5632}
+"""The public Llama 4 checkpoints' vision part, for copies of config.json that leave it out."""
+
+
+def vision_part(ctx: RankContext) -> Mapping[str, Any]:
+    """The config's vision part; empty without one."""
+    if ctx.config.vision:
+        return ctx.config.vision
+    return LLAMA4_VISION if ctx.config.model_type == "llama4" else {}
+
+
+def limits(ctx: RankContext) -> Mapping[str, int]:
+    """`--limit-mm-per-prompt` by modality; options objects count by their `count`."""
+    given = ctx.engine.args.other("limit_mm_per_prompt", {})
+    found: dict[str, int] = {}
+    if isinstance(given, Mapping):
+        for modality, value in given.items():
+            count = value.get("count", UNLIMITED) if isinstance(value, Mapping) else value
+            if isinstance(count, int):
+                found[str(modality)] = count
+    if ctx.engine.args.other("language_model_only"):
+        return dict.fromkeys(("image", "video", "audio"), 0)
+    return found
+
+
+def tower(ctx: RankContext) -> Tower | None:
+    """The vision tower's widths from the config's vision part; None without one."""
+    vision = vision_part(ctx)
+    if not vision:
+        return None
+    kind = str(ctx.config.model_type)
+    hidden = int(vision.get("hidden_size") or vision.get("embed_dim") or 0)
+    if kind == "qwen2_vl":
+        hidden = int(vision.get("embed_dim", 1280))
+    ratio = vision.get("mlp_ratio")
+    intermediate = int(vision.get("intermediate_size") or (hidden * float(ratio) if ratio else 4 * hidden))
+    deepstack = len(vision.get("deepstack_visual_indexes") or ())
+    return Tower(
+        hidden=hidden, intermediate=intermediate, gated=kind in ("qwen2_5_vl", "mistral3", "pixtral"),
+        outputs=ctx.architecture.hidden_size * (1 + deepstack),
+    )  # fmt: skip
+
+
+def largest_item(ctx: RankContext) -> Item | None:
+    """The item with the most tokens over the modalities that the limits allow; None where no encoder runs."""
+    allowed = limits(ctx)
+    items = [item for item in _items(ctx) if allowed.get(item.modality, UNLIMITED) > 0]
+    return max(items, key=lambda item: (item.tokens, item.modality), default=None)
+
+
+def _items(ctx: RankContext) -> list[Item]:
+    vision = vision_part(ctx)
+    kind = str(ctx.config.model_type)
+    overrides = ctx.engine.args.other("mm_processor_kwargs", {})
+    overrides = overrides if isinstance(overrides, Mapping) else {}
+    if not vision:
+        return []
+    if kind == "gemma3":
+        return [_gemma3(ctx, vision)]
+    if kind in ("mistral3", "pixtral"):
+        return [_pixtral(ctx, vision)]
+    if kind == "llama4":
+        return [_llama4(vision, overrides)]
+    if kind in ("qwen2_vl", "qwen2_5_vl"):
+        return _qwen(ctx, vision, overrides, max_pixels=12_845_056, video_tokens=None)
+    if kind.startswith(("qwen3_vl", "qwen3_5")):
+        return _qwen(ctx, vision, overrides, max_pixels=16_777_216, video_tokens=153_600)
+    return [_unknown(ctx, vision)]
+
+
+def _gemma3(ctx: RankContext, vision: Mapping[str, Any]) -> Item:
+    """A fixed square per image; without pan-and-scan one crop (models/gemma3_mm.py)."""
+    size, tokens = int(vision.get("image_size", 896)), int(ctx.config.root.get("mm_tokens_per_image", 256))
+    patches = (size // int(vision.get("patch_size", 14))) ** 2
+    return Item(modality="image", tokens=tokens, embeddings=tokens, pixel_elements=3 * size * size, patches=patches)
+
+
+def _pixtral(ctx: RankContext, vision: Mapping[str, Any]) -> Item:
+    """The largest square; one separator token per row of merged patches (models/pixtral.py, mistral3.py)."""
+    size, patch = int(vision.get("image_size", 1540)), int(vision.get("patch_size", 14))
+    merge = int(ctx.config.root.get("spatial_merge_size", vision.get("spatial_merge_size", 1)) or 1)
+    side = size // (patch * merge)
+    return Item(modality="image", tokens=side * (side + 1), embeddings=side * side, pixel_elements=3 * size * size,
+                patches=(size // patch) ** 2)  # fmt: skip
+
+
+def _llama4(vision: Mapping[str, Any], overrides: Mapping[str, Any]) -> Item:
+    """`max_patches` tiles of the checkpoint's processor (16) and one overview tile (models/mllama4.py)."""
+    size, patch = int(vision.get("image_size", 336)), int(vision.get("patch_size", 14))
+    tiles = int(overrides.get("max_patches", 16)) + 1
+    ratio = float(vision.get("pixel_shuffle_ratio", 0.5))
+    per_tile = (size // patch) ** 2 // round(1.0 / ratio**2)
+    return Item(modality="image", tokens=tiles * per_tile, embeddings=tiles * per_tile,
+                pixel_elements=tiles * 3 * size * size, patches=tiles * ((size // patch) ** 2 + 1))  # fmt: skip
+
+
+def _qwen(
+    ctx: RankContext, vision: Mapping[str, Any], overrides: Mapping[str, Any], *, max_pixels: int, video_tokens: int | None
+) -> list[Item]:  # fmt: skip
+    """Images up to max_pixels; videos of as many frame pairs as max_model_len holds, at most 14 frames (models/qwen2_vl.py).
+
+    For Qwen3-VL the video size is the processor's alone: 153,600 tokens in a recorded start (its log prints the budget).
+    """
+    patch, merge = int(vision.get("patch_size", 14)), int(vision.get("spatial_merge_size", 2))
+    temporal = int(vision.get("temporal_patch_size", 2))
+    size = overrides.get("size")
+    given = overrides.get("max_pixels", size.get("longest_edge") if isinstance(size, Mapping) else None)
+    pixels = int(given) if isinstance(given, int) else max_pixels
+    image = max(1, pixels // (patch * merge) ** 2)
+    if video_tokens is None:
+        pairs = max(1, min(ctx.engine.max_model_len // image, 14 // temporal))
+        video = image * pairs
+    else:
+        video = video_tokens if not isinstance(given, int) else max(1, pixels // temporal // (patch * merge) ** 2)
+    return [_qwen_item("image", image, patch, merge, temporal, True), _qwen_item("video", video, patch, merge, temporal, video_tokens is None)]
+
+
+def _qwen_item(modality: str, tokens: int, patch: int, merge: int, temporal: int, known: bool) -> Item:
+    patches = tokens * merge * merge
+    return Item(modality=modality, tokens=tokens, embeddings=tokens, patches=patches, known=known,
+                pixel_elements=patches * 3 * temporal * patch * patch)  # fmt: skip
+
+
+def _unknown(ctx: RankContext, vision: Mapping[str, Any]) -> Item:
+    """A model whose processor is not modelled: one item as large as the batch."""
+    patch = int(vision.get("patch_size") or 14)
+    tokens = ctx.engine.max_num_batched_tokens
+    return Item(modality="image", tokens=tokens, embeddings=tokens, patches=4 * tokens, known=False,
+                pixel_elements=4 * tokens * 3 * patch * patch)  # fmt: skip
