@@ -24,6 +24,9 @@ QUANTISATION_NAME = "hf_quant_config.json"
 MAX_CONFIG_BYTES = 10 * 1024 * 1024
 """The largest config.json known (MiniMax-M3-NVFP4, a list of quantised layers) has 3 MB."""
 
+MAX_CONTAINERS = 200_000
+"""Objects and lists in one file; the largest real config has 22,500."""
+
 MAX_DEPTH = 64
 """Levels of nesting; real configs have up to 8."""
 
@@ -55,6 +58,10 @@ def parse_json(data: bytes | str, what: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise InputError(f"{what} is not UTF-8 text ({error.reason} at byte {error.start})") from None
 
+    n_containers = text.count("{") + text.count("[")
+    if n_containers > MAX_CONTAINERS:
+        raise InputError(f"{what} holds more than {MAX_CONTAINERS:,} objects and lists; that is no config")
+
     def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
         if len(values) != len(pairs):
@@ -80,7 +87,7 @@ def parse_json(data: bytes | str, what: str) -> dict[str, Any]:
         raise InputError(f"{what} holds a number with thousands of digits") from None
     if not isinstance(value, dict):
         raise InputError(f"{what} must hold a JSON object, not {_kind(value)}")
-    if text.count("{") + text.count("[") > MAX_DEPTH:
+    if n_containers > MAX_DEPTH:
         check_depth(value, what)
     if "\\ud" in text or "\\uD" in text:
         _check_surrogates(value, what)

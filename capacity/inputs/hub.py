@@ -90,8 +90,8 @@ def fetch_file(
         if known is not None or optional:
             return known
         raise InputError(
-            f"{repository}: {name} is not in the cache {constants.HF_HUB_CACHE} and the network is off (--offline "
-            f"or HF_HUB_OFFLINE); run once with a network, or give a folder with the config.json{hint}"
+            f"{repository}: {name} is not in the cache {constants.HF_HUB_CACHE} and the network is off "
+            f"(--offline or HF_HUB_OFFLINE); run once with a network, or give a folder with its config{hint}"
         )
     try:
         with _quiet():
