@@ -111,7 +111,9 @@ class BlockFp8(QuantisationMethod):
         return True
 
     def _check(self, layer: LocalLinear) -> None:
-        """`validate_fp8_block_shape`."""
+        """`validate_fp8_block_shape`; fused layers may mismatch (`_maybe_allow_fp8_block_shape_mismatch`,
+        linear.py).
+        """
         if layer.tp > 1 and layer.input_divided and layer.inputs % self.block_k:
             raise RefusedError(
                 Reason.INVALID_LAYOUT,
@@ -119,16 +121,12 @@ class BlockFp8(QuantisationMethod):
                 f" block_k = {self.block_k}. ({layer.name})",
             )
         divided = layer.tp > 1 and not layer.input_divided and layer.full_outputs // layer.rows == layer.tp
-        merged = len(layer.outputs) > 1
-        if not divided and not merged:
-            return
-        for size in layer.outputs if divided else layer.outputs[:-1]:
-            if size % self.block_n:
-                raise RefusedError(
-                    Reason.INVALID_LAYOUT,
-                    f"Weight output_partition_size = {size} is not divisible by weight quantization"
-                    f" block_n = {self.block_n}. ({layer.name})",
-                )
+        if divided and len(layer.outputs) == 1 and layer.rows % self.block_n:
+            raise RefusedError(
+                Reason.INVALID_LAYOUT,
+                f"Weight output_partition_size = {layer.rows} is not divisible by weight quantization"
+                f" block_n = {self.block_n}. ({layer.name})",
+            )
 
 
 def _ignored(block: Mapping[str, Any]) -> tuple[str, ...]:
