@@ -95,7 +95,12 @@ def user_file() -> Path:
 
 
 def load_calibration(path: str | Path | None = None) -> Calibration:
-    """The built-in measurements, with those of `path` (default: the user's file, if it exists) before them."""
+    """The built-in measurements, with those of `path` (default: the user's file, if it exists) before them.
+
+    'none' leaves the user's file out.
+    """
+    if path == "none":
+        return Calibration(_built_in(), "built-in")
     extra = user_file() if path is None else Path(path)
     if path is None and not extra.is_file():
         return Calibration(_built_in(), "built-in")

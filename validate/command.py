@@ -18,7 +18,7 @@ from vllm_capacity.validate.record import Requests, RunRecord, RunRequest, appen
 
 
 def execute(options: Mapping[str, Any], flags: Mapping[str, Any]) -> int:
-    """Run, replay or work through a matrix; returns the exit code. Raises InputError for what cannot be done."""
+    """Run, replay or work through a matrix; returns the exit code. Raises InputError."""
     chosen = [name for name in ("model", "matrix", "replay") if options.get(name)]
     if len(chosen) != 1:
         raise InputError("give exactly one of --model, --matrix and --replay")
@@ -51,8 +51,8 @@ def _settings(options: Mapping[str, Any]) -> tuple[runner.RunnerSettings, list[i
     version = options["vllm_version"] or planning.installed_vllm(python)["vllm"]
     if version is None:
         raise InputError(
-            f"--python {python} has no vLLM: pip install 'vllm-capacity[gpu]', or name an environment that has it "
-            "with --python PATH"
+            f"--python {python} has no vLLM: pip install 'vllm-capacity[gpu]', or name an "
+            "environment that has it with --python PATH"
         )
     states = gpu_state.query_gpus()
     if not states:
@@ -117,10 +117,8 @@ def _matrix(options: Mapping[str, Any], settings: runner.RunnerSettings, gpus: S
         click.echo(one_line(record, comparisons[-1]), err=options["as_json"])
 
     earlier = read_records(records_path) if records_path.exists() else []
-    click.echo(
-        f"{len(requests)} runs on {len(gpus)} GPU(s), about {matrix.seconds_left(requests, earlier, len(gpus)):.0f} s",
-        err=options["as_json"],
-    )
+    left = matrix.seconds_left(requests, earlier, len(gpus))
+    click.echo(f"{len(requests)} runs on {len(gpus)} GPU(s), about {left:.0f} s", err=options["as_json"])
     with _progress(requests, earlier) as progress:
         report = matrix.run_matrix(
             requests,

@@ -148,13 +148,18 @@ def _planned_rank(plan: Mapping[str, Any] | None, rank: RankRecord) -> Mapping[s
 def _result(name: str) -> Callable[[RankRecord], int | None]:
     def measure(rank: RankRecord) -> int | None:
         result = rank.profiling.result if rank.profiling else None
-        return None if result is None else result.get(name)
+        value = None if result is None else result.get(name)
+        return None if value is None else int(value)
 
     return measure
 
 
 def _profiled(name: str) -> Callable[[RankRecord], int | None]:
-    return lambda rank: getattr(rank.profiling, name) if rank.profiling else None
+    def measure(rank: RankRecord) -> int | None:
+        value = getattr(rank.profiling, name) if rank.profiling else None
+        return None if value is None else int(value)
+
+    return measure
 
 
 def difference(rank: RankRecord, field: str, later: str, earlier: str | None = None) -> int | None:

@@ -52,7 +52,7 @@ def verdict(record: RunRecord) -> list[str]:
             lines.append(f"  failed in {rank.error['phase']}: {rank.error['message'][:200]}")
             for group in (rank.peak_tensors or {}).get("groups", [])[:5]:
                 lines.append(
-                    f"  alive: {group['count']} x {gib(group['bytes'], 3)} from {', '.join(group['origin'][:2])}"
+                    f"  alive: {group['count']} x {gib(group['bytes'], 3)} from {group['origin'][:1]}"
                 )
     if record.status is RunStatus.OK:
         lines.append("verdict: nothing ran out of memory")

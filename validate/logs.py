@@ -10,8 +10,8 @@ from vllm_capacity.errors import Reason
 from vllm_capacity.validate.record import Printed
 
 _MEMORY = re.compile(
-    r"GiB|KV cache|Maximum concurrency|CUDA graph|cudagraph|Graph capturing|WORKSPACE DEBUG|attention backend|"
-    r"Model Runner|num_gpu_blocks|max_model_len|memory|out of memory|OutOfMemory|all.?reduce|"
+    r"GiB|KV cache|Maximum concurrency|CUDA graph|cudagraph|Graph capturing|WORKSPACE DEBUG|"
+    r"attention backend|Model Runner|num_gpu_blocks|max_model_len|memory|OutOfMemory|all.?reduce|"
     r"padding layers|block size|MoE backend|quantization|NCCL version|NCCL INFO.*(?:alloc|Mem)",
     re.IGNORECASE,
 )

@@ -175,12 +175,12 @@ def run_matrix(
             else:
                 free += job.gpus
         left = None if budget_s is None else budget_s - RESERVE_S - (time.monotonic() - begin)
-        request = _next(pending, free, active, earlier, left, len(gpus) - lost, report)
-        if request is not None:
-            chosen = tuple(sorted(free)[: request.gpus])
+        chosen_run = _next(pending, free, active, earlier, left, len(gpus) - lost, report)
+        if chosen_run is not None:
+            chosen = tuple(sorted(free)[: chosen_run.gpus])
             free = [gpu for gpu in free if gpu not in chosen]
-            limit = request.limit_s if left is None else min(request.limit_s, left)
-            job = _Job(request.model_copy(update={"limit_s": limit}), chosen)
+            limit = chosen_run.limit_s if left is None else min(chosen_run.limit_s, left)
+            job = _Job(chosen_run.model_copy(update={"limit_s": limit}), chosen)
             job.thread = threading.Thread(target=_work, args=(job, settings, run, progress), daemon=True)
             active.append(job)
             job.thread.start()

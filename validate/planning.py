@@ -67,7 +67,11 @@ def planner_for(
 
 def installed_vllm(python: str) -> Mapping[str, str | None]:
     """The vLLM version in an environment, without importing it; None where it has none."""
-    code = "import importlib.metadata as m\ntry: print(m.version('vllm'))\nexcept m.PackageNotFoundError: print('')"
+    code = (
+        "import importlib.metadata as m\n"
+        "try: print(m.version('vllm'))\n"
+        "except m.PackageNotFoundError: print('')"
+    )
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:

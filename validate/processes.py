@@ -42,7 +42,7 @@ def start(command: Sequence[str], *, environment: dict[str, str], folder: Path, 
 
 
 def wait(engines: Sequence[Engine], limit_s: float, tick: Callable[[float], None] | None = None) -> bool:
-    """Wait for all engines; True if the limit was reached first. One that fails ends the wait for the others."""
+    """Wait for all engines; True if the limit came first. One that fails ends the wait for the others."""
     begin = time.monotonic()
     failed_at: float | None = None
     next_tick = begin

@@ -332,7 +332,7 @@ def write_file(path: Path, text: str) -> None:
 def refit_user_file(
     new: Sequence[RunRecord], predict: Predict = predict_again, base: Calibration | None = None
 ) -> str:
-    """Keep new records beside the user's calibration file and refit it from all of them; says what happened."""
+    """Keep records beside the user's calibration file and refit it from all of them; says what happened."""
     from vllm_capacity.calibration import load_calibration
 
     path = user_file()

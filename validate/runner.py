@@ -106,8 +106,8 @@ def engine_arguments(request: RunRequest, model: str, plan: Mapping[str, Any] | 
             if arguments.get(name) is None:
                 if resolved.get(name) is None:
                     raise InputError(
-                        f"{request.name}: the server's default of --{name.replace('_', '-')} is not known without a plan; "
-                        "give it explicitly or use --usage offline"
+                        f"{request.name}: the server's default of --{name.replace('_', '-')} is not known "
+                        "without a plan; give it explicitly or use --usage offline"
                     )
                 arguments[name] = resolved[name]
     return arguments
@@ -161,10 +161,8 @@ def config_files(model: str) -> dict[str, Mapping[str, Any]]:
     from vllm_capacity.inputs.hub import fetch_config
 
     fetched = fetch_config(model, revision=None, offline=False, hint="")
-    found: dict[str, Mapping[str, Any]] = {"config.json": json.loads(fetched.config)}
-    return found | (
-        {"hf_quant_config.json": json.loads(fetched.quantization)} if fetched.quantization else {}
-    )
+    found: dict[str, Mapping[str, Any]] = {"config.json": fetched.config}
+    return found | ({"hf_quant_config.json": fetched.quantization} if fetched.quantization else {})
 
 
 def _start(

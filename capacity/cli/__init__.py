@@ -18,6 +18,8 @@ from vllm_capacity.errors import CapacityError
 
 COMMANDS = {
     "plan": "Say whether a model starts, how much KV cache it gets, and where every byte goes.",
+    "validate": "Run the real vLLM on this machine's GPUs and compare it with the plan.",
+    "refine": "Fit correction factors from recorded runs.",
     "models": "Search the bundled model catalogue.",
     "gpus": "Search the GPU catalogue.",
     "schema": "Print the JSON Schema of `plan --json`.",

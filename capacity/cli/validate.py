@@ -98,7 +98,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option("--vllm-version", help="Release to plan for (default: the one installed in --python).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def command(context: click.Context, **options: Any) -> int:
+def command(context: click.Context, /, **options: Any) -> int:
     """Run the real vLLM on this machine's GPUs and compare what it used with the plan.
 
     Takes vLLM's own flags as `plan` does (--tensor-parallel-size, --max-model-len, ...). Exit codes: 0 within

@@ -1,4 +1,4 @@
-"""The commands `validate` and `refine` as a user calls them; the engine is the stand-in, nvidia-smi a script."""
+"""`validate` and `refine` as a user calls them; the engine is the stand-in, nvidia-smi a script."""
 
 from __future__ import annotations
 

@@ -97,27 +97,27 @@ def test_a_run_that_dies_is_still_a_record(
     ("die", "status", "reason"),
     [
         (
-            "request_memory:raise:Free memory on device cuda:0 (70.0/79.19 GiB) on startup is less than desired GPU "
-            "memory utilization (0.92, 72.85 GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
-            "processes.",
+            "request_memory:raise:Free memory on device cuda:0 (70.0/79.19 GiB) on startup is less "
+            "than desired GPU memory utilization (0.92, 72.85 GiB). Decrease it or reduce GPU memory "
+            "used by other processes.",
             RunStatus.REFUSED,
             "free_below_requested",
         ),
         (
-            "kv_planning:raise:No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+            "kv_planning:raise:No available memory for the cache blocks. Try increasing it",
             RunStatus.REFUSED,
             "no_kv_memory",
         ),
         (
-            "kv_planning:raise:To serve at least one request with the model's max seq len (131072), 16.0 GiB KV cache is "
-            "needed",
+            "kv_planning:raise:To serve at least one request with the model's max seq len (131072), 16.0 GiB "
+            "KV cache is needed",
             RunStatus.REFUSED,
             "one_request_does_not_fit",
         ),
         ("load_model:raise:CUDA out of memory. Tried to allocate 896.00 MiB.", RunStatus.OOM, "load_peak"),
         ("capture_model:raise:CUDA error: out of memory", RunStatus.OOM, "graph_capture"),
         (
-            "sampler_warmup:raise:CUDA out of memory occurred when warming up sampler with 1024 dummy requests.",
+            "sampler_warmup:raise:CUDA out of memory occurred when warming up sampler with 1024 requests.",
             RunStatus.OOM,
             "sampler_warmup",
         ),

@@ -56,7 +56,7 @@ def _run(vllm: Any, request: dict[str, Any], journal: Journal) -> None:
             engine.collective_rpc("capacity_probe", args=("after_requests",))
     finally:
         journal.write("phase", phase="shutdown")
-        core = getattr(getattr(engine, "llm_engine", None), "engine_core", None)
+        core: Any = getattr(getattr(engine, "llm_engine", None), "engine_core", None)
         if hasattr(core, "shutdown"):
             core.shutdown()
 

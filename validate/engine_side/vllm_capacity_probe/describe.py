@@ -1,4 +1,4 @@
-"""What a worker holds, in words and integers: parameters, KV cache, workspaces, buffers, versions, settings."""
+"""What a worker holds: parameters, KV cache, workspaces, buffers, versions, settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _bytes(tensor: Any) -> int:
 
 
 def tensor_groups(named: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """Tensors grouped by name with layer and expert indices as N: name, shape, dtype, device, count, bytes."""
+    """Tensors by name with indices as N: name, shape, dtype, device, count, bytes."""
     groups: dict[tuple[str, tuple[int, ...], str, str], int] = {}
     for name, tensor in named:
         key = (
