@@ -134,7 +134,6 @@ def plan_kv_cache(
     release: Release,
     *,
     stages: Sequence[tuple[int, int]] = (),
-    encoder_tokens: int = 0,
     groups: tuple[KVCacheGroup, ...] | None = None,
 ) -> KVCachePlan:
     """The plan for `available_bytes[s]` bytes of KV memory per rank on pipeline stage s.
@@ -147,7 +146,7 @@ def plan_kv_cache(
         raise InputError(f"{len(available_bytes)} KV memory sizes for {max(len(stages), 1)} pipeline stages")
     if groups is None:
         groups = group_layers(layers, release, hybrid_disabled=engine.hybrid_kv_cache_manager_disabled)
-    limits = request_limits(engine, release, encoder_tokens=encoder_tokens)
+    limits = request_limits(engine, release, encoder_tokens=layers.encoder_tokens)
     if not groups:
         return _attention_free(layers, engine, limits, release)
     _check_context_parallel(groups, engine)

@@ -63,10 +63,10 @@ def memory_refusal(
     return Refusal(
         reason=Reason.ONE_REQUEST_DOES_NOT_FIT,
         message=(
-            f"To serve at least one request with the {model} max seq len ({max_model_len}), ({format_gib(needed)} GiB "
-            f"KV cache is needed, which is larger than the available KV cache memory ({format_gib(available)} GiB). "
-            f"{hint}Try increasing `gpu_memory_utilization`{aside} or decreasing `max_model_len` when initializing the "
-            f"engine. {_DOCS}"
+            f"To serve at least one request with the {model} max seq len ({max_model_len}), "
+            f"({format_gib(needed)} GiB KV cache is needed, which is larger than the available KV cache memory "
+            f"({format_gib(available)} GiB). {hint}Try increasing `gpu_memory_utilization`{aside} or decreasing "
+            f"`max_model_len` when initializing the engine. {_DOCS}"
         ),
         stage=stage,
         needed_bytes=needed,
@@ -92,8 +92,8 @@ def state_blocks_refusal(max_num_seqs: int, num_blocks: int) -> Refusal:
     return Refusal(
         reason=Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS,
         message=(
-            f"max_num_seqs ({max_num_seqs}) exceeds available Mamba cache blocks ({num_blocks}). Each decode sequence "
-            "requires one Mamba cache block, so CUDA graph capture cannot proceed. Please lower max_num_seqs to at most "
-            f"{num_blocks} or increase gpu_memory_utilization."
+            f"max_num_seqs ({max_num_seqs}) exceeds available Mamba cache blocks ({num_blocks}). Each decode "
+            "sequence requires one Mamba cache block, so CUDA graph capture cannot proceed. Please lower "
+            f"max_num_seqs to at most {num_blocks} or increase gpu_memory_utilization."
         ),
     )

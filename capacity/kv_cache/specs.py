@@ -456,6 +456,7 @@ class KVLayers:
     mamba_block_size: int | None = None
     backends: tuple[str, ...] = ()
     layout: str = "LBNHC"
+    encoder_tokens: int = 0
     notes: tuple[str, ...] = ()
 
     @property
