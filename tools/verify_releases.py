@@ -68,12 +68,19 @@ def check_features(wheel: WheelSource, markers: Mapping[str, Any]) -> Iterator[s
     release = get_release(wheel.version)
     for feature in FEATURES:
         if feature.name not in markers:
-            yield f"{wheel.version}: feature {feature.name} has no marker in {MARKERS.name}"
             continue
         found, expected = shows(wheel, markers[feature.name]), release.has(feature.name)
         if found != expected:
             says, shown = ("has", "does not show it") if expected else ("lacks", "shows it")
             yield f"{wheel.version}: the table {says} {feature.name}, the wheel {shown} ({feature.source})"
+
+
+def check_markers(markers: Mapping[str, Any]) -> Iterator[str]:
+    """The part that needs no wheel: markers and features name each other."""
+    names = [feature.name for feature in FEATURES]
+    yield from (f"feature {name} has no marker in {MARKERS.name}" for name in names if name not in markers)
+    yield from (f"marker {name} is of no feature" for name in markers if name not in names)
+    yield from (f"feature {name} has two rows" for name in sorted({n for n in names if names.count(n) > 1}))
 
 
 def check_pins(wheel: WheelSource) -> Iterator[str]:
@@ -157,6 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
         for wheel in wheels
         for line in (*check_pins(wheel), *check_features(wheel, markers), *check_functions(wheel, reviewed))
     ]
+    differences += check_markers(markers)
     print(*differences, sep="\n", end="\n" if differences else "")
     names = ", ".join(wheel.version for wheel in wheels)
     print(f"{len(FEATURES)} features and {len(reviewed)} functions, {len(wheels)} wheels ({names})")

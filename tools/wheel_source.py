@@ -7,7 +7,7 @@ import hashlib
 import re
 import zipfile
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -101,6 +101,7 @@ def without_docstrings(tree: ast.Module) -> ast.Module:
     return tree
 
 
+@lru_cache(maxsize=2000)
 def text_of(node: ast.AST) -> str:
     """Source of a node with layout, comments and docstrings gone."""
     return ast.unparse(node)
