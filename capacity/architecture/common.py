@@ -1,7 +1,8 @@
 """Pieces that many families share: attention, MLP and MoE modules, norms, rope caches, embeddings and heads.
 
-Names follow vLLM's module paths inside a layer, and modules stand in the order in which vLLM constructs them: the role of a
-tensor comes from its name (`weights/groups.py`), the allocator's behaviour from the order (`weights/allocator.py`).
+Names follow vLLM's module paths inside a layer, and modules stand in the order in which vLLM constructs them:
+the role of a tensor comes from its name (`weights/groups.py`), the allocator's behaviour from the order
+(`weights/allocator.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from vllm_capacity.inputs.model_config import ModelConfig
 
 K = TypeVar("K", bound=Hashable)
 
-# -- norms, MLP, MoE -----------------------------------------------------------------------------------------------------
+# -- norms, MLP, MoE -----------------------------------------------------------------------------------------
 
 
 def norm(name: str, size: int, *, bias: bool = False, dtype: str | None = None) -> tuple[Module, ...]:
@@ -38,41 +39,90 @@ def norm(name: str, size: int, *, bias: bool = False, dtype: str | None = None) 
 
 
 def gated_mlp(
-    hidden_size: int, intermediate_size: int, *, prefix: str = "mlp", bias: bool = False, down_bias: bool | None = None,
-    quantised: bool = True, replicated: bool = False, up: str = "gate_up_proj", down: str = "down_proj",
+    hidden_size: int,
+    intermediate_size: int,
+    *,
+    prefix: str = "mlp",
+    bias: bool = False,
+    down_bias: bool | None = None,
+    quantised: bool = True,
+    replicated: bool = False,
+    up: str = "gate_up_proj",
+    down: str = "down_proj",
     whole_if_sequence_parallel: bool = False,
-) -> tuple[Module, ...]:  # fmt: skip
+) -> tuple[Module, ...]:
     """gate_up_proj (MergedColumnParallelLinear) and down_proj (RowParallelLinear).
 
-    `replicated` is `disable_tp=True`; `whole_if_sequence_parallel` is `disable_tp=is_sequence_parallel` (shared experts).
+    `replicated` is `disable_tp=True`; `whole_if_sequence_parallel` is `disable_tp=is_sequence_parallel`
+    (shared experts).
     """
     column, row = (Shard.REPLICATED, Shard.REPLICATED) if replicated else (Shard.COLUMN, Shard.ROW)
     return (
-        Linear(name=f"{prefix}.{up}", inputs=hidden_size, outputs=(intermediate_size, intermediate_size),
-               shard=column, bias=bias, quantised=quantised, whole_if_sequence_parallel=whole_if_sequence_parallel),
-        Linear(name=f"{prefix}.{down}", inputs=intermediate_size, outputs=(hidden_size,), shard=row,
-               bias=bias if down_bias is None else down_bias, quantised=quantised,
-               whole_if_sequence_parallel=whole_if_sequence_parallel),
-    )  # fmt: skip
+        Linear(
+            name=f"{prefix}.{up}",
+            inputs=hidden_size,
+            outputs=(intermediate_size, intermediate_size),
+            shard=column,
+            bias=bias,
+            quantised=quantised,
+            whole_if_sequence_parallel=whole_if_sequence_parallel,
+        ),
+        Linear(
+            name=f"{prefix}.{down}",
+            inputs=intermediate_size,
+            outputs=(hidden_size,),
+            shard=row,
+            bias=bias if down_bias is None else down_bias,
+            quantised=quantised,
+            whole_if_sequence_parallel=whole_if_sequence_parallel,
+        ),
+    )
 
 
 def plain_mlp(
-    hidden_size: int, intermediate_size: int, *, prefix: str = "mlp", bias: bool = False, quantised: bool = True,
-    up: str = "up_proj", down: str = "down_proj", whole_if_sequence_parallel: bool = False,
-) -> tuple[Module, ...]:  # fmt: skip
+    hidden_size: int,
+    intermediate_size: int,
+    *,
+    prefix: str = "mlp",
+    bias: bool = False,
+    quantised: bool = True,
+    up: str = "up_proj",
+    down: str = "down_proj",
+    whole_if_sequence_parallel: bool = False,
+) -> tuple[Module, ...]:
     """An MLP without gate: up (column) and down (row)."""
     return (
-        Linear(name=f"{prefix}.{up}", inputs=hidden_size, outputs=(intermediate_size,), shard=Shard.COLUMN, bias=bias,
-               quantised=quantised, whole_if_sequence_parallel=whole_if_sequence_parallel),
-        Linear(name=f"{prefix}.{down}", inputs=intermediate_size, outputs=(hidden_size,), shard=Shard.ROW, bias=bias,
-               quantised=quantised, whole_if_sequence_parallel=whole_if_sequence_parallel),
-    )  # fmt: skip
+        Linear(
+            name=f"{prefix}.{up}",
+            inputs=hidden_size,
+            outputs=(intermediate_size,),
+            shard=Shard.COLUMN,
+            bias=bias,
+            quantised=quantised,
+            whole_if_sequence_parallel=whole_if_sequence_parallel,
+        ),
+        Linear(
+            name=f"{prefix}.{down}",
+            inputs=intermediate_size,
+            outputs=(hidden_size,),
+            shard=Shard.ROW,
+            bias=bias,
+            quantised=quantised,
+            whole_if_sequence_parallel=whole_if_sequence_parallel,
+        ),
+    )
 
 
 def router(
-    hidden_size: int, num_experts: int, *, name: str = "mlp.gate", bias: bool = False, quantised: bool = False,
-    dtype: str | None = None, correction_bias: str | None = None,
-) -> tuple[Module, ...]:  # fmt: skip
+    hidden_size: int,
+    num_experts: int,
+    *,
+    name: str = "mlp.gate",
+    bias: bool = False,
+    quantised: bool = False,
+    dtype: str | None = None,
+    correction_bias: str | None = None,
+) -> tuple[Module, ...]:
     """The replicated router; `correction_bias` names an fp32 e_score_correction_bias [E]."""
     gate = Linear(name=name, inputs=hidden_size, outputs=(num_experts,), shard=Shard.REPLICATED, bias=bias,
                   quantised=quantised, dtype=dtype)  # fmt: skip
@@ -82,21 +132,42 @@ def router(
 
 
 def experts(
-    num_experts: int, hidden_size: int, intermediate_size: int, *, name: str = "mlp.experts", gated: bool = True,
-    bias: bool = False, quantised: bool = True,
-) -> Experts:  # fmt: skip
+    num_experts: int,
+    hidden_size: int,
+    intermediate_size: int,
+    *,
+    name: str = "mlp.experts",
+    gated: bool = True,
+    bias: bool = False,
+    quantised: bool = True,
+) -> Experts:
     """FusedMoE's routed experts."""
-    return Experts(name=name, num_experts=num_experts, hidden_size=hidden_size, intermediate_size=intermediate_size,
-                   gated=gated, bias=bias, quantised=quantised)  # fmt: skip
+    return Experts(
+        name=name,
+        num_experts=num_experts,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        gated=gated,
+        bias=bias,
+        quantised=quantised,
+    )
 
 
-# -- attention -----------------------------------------------------------------------------------------------------------
+# -- attention -----------------------------------------------------------------------------------------------
 
 
 def attention_modules(
-    hidden_size: int, mixer: Attention, *, prefix: str = "self_attn", qkv_bias: bool = False, o_bias: bool = False,
-    quantised: bool = True, qk_norm: tuple[Module, ...] = (), qkv: str = "qkv_proj", out: str = "o_proj",
-) -> tuple[Module, ...]:  # fmt: skip
+    hidden_size: int,
+    mixer: Attention,
+    *,
+    prefix: str = "self_attn",
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    quantised: bool = True,
+    qk_norm: tuple[Module, ...] = (),
+    qkv: str = "qkv_proj",
+    out: str = "o_proj",
+) -> tuple[Module, ...]:
     """qkv_proj, o_proj, the attention layer's scale buffers and, last, the family's own q/k norms."""
     return (
         QkvLinear(name=f"{prefix}.{qkv}", inputs=hidden_size, num_heads=mixer.num_heads,
@@ -139,34 +210,44 @@ def cache_sliding_window(config: ModelConfig, *, default: int | None = None) -> 
 
 
 def layer_windows(config: ModelConfig, window: int | None) -> list[int | None]:
-    """Per layer the sliding window: `layer_types` where given, else `window` everywhere (models/llama.py:184-207)."""
+    """Per layer the sliding window: `layer_types` where given, else `window` everywhere
+    (models/llama.py:184-207).
+    """
     kinds, layers = config.strings("layer_types"), config.num_hidden_layers
     if kinds is None:
         return [window] * layers
     if len(kinds) < layers:
-        raise InputError(f"{config.name}: config key 'layer_types' has {len(kinds)} entries for {layers} layers")
+        raise InputError(
+            f"{config.name}: config key 'layer_types' has {len(kinds)} entries for {layers} layers"
+        )
     sliding = config.integer("sliding_window", 0) or None
     return [sliding if kind == "sliding_attention" else window for kind in kinds[:layers]]
 
 
-# -- rope ----------------------------------------------------------------------------------------------------------------
+# -- rope ----------------------------------------------------------------------------------------------------
 
 M_ROPE_FACTOR = 4
 """Rows of an M-RoPE cache per position (rotary_embedding/mrope.py:235-238, 0.26.0)."""
 
 _SAME_ROWS = frozenset({"default", "llama3", "ntk", "dynamic", "proportional", "openpangu"})
-ROPE_TYPES = tuple(sorted({*_SAME_ROWS, "linear", "longrope", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}))
+ROPE_TYPES = tuple(
+    sorted({*_SAME_ROWS, "linear", "longrope", "yarn", "deepseek_yarn", "deepseek_llama_scaling"})
+)
 
 
 def rope_parameters(config: ModelConfig, layer_type: str | None = None) -> Mapping[str, Any]:
-    """The rope block after transformers' and vLLM's clean-up: `rope_type` set, legacy names and `type` resolved.
+    """The rope block after transformers' and vLLM's clean-up: `rope_type` set, legacy names and `type`
+    resolved.
 
-    `layer_type` selects from a block that has one entry per layer type. An empty mapping: the config names no rope at all.
-    Source: `patch_rope_parameters`, transformers_utils/config.py:474-544 (0.26.0); transformers modeling_rope_utils.py.
+    `layer_type` selects from a block that has one entry per layer type. An empty mapping: the config names no
+    rope at all. Source: `patch_rope_parameters`, transformers_utils/config.py:474-544 (0.26.0); transformers
+    modeling_rope_utils.py.
     """
     block = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(block, Mapping):
-        raise InputError(f"{config.name}: config key 'rope_parameters' (or 'rope_scaling') must be an object or null")
+        raise InputError(
+            f"{config.name}: config key 'rope_parameters' (or 'rope_scaling') must be an object or null"
+        )
     if layer_type is not None and isinstance(block.get(layer_type), Mapping):
         block = block[layer_type]
     found = dict(block)
@@ -182,14 +263,21 @@ def rope_parameters(config: ModelConfig, layer_type: str | None = None) -> Mappi
 
 
 def rope_cache(
-    config: ModelConfig, head_size: int, *, parameters: Mapping[str, Any] | None = None, max_position: int | None = None,
-    rotary_dim: int | None = None, dtype: str | None = None, name: str = "rotary_emb.cos_sin_cache",
+    config: ModelConfig,
+    head_size: int,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    max_position: int | None = None,
+    rotary_dim: int | None = None,
+    dtype: str | None = None,
+    name: str = "rotary_emb.cos_sin_cache",
     m_rope_factor: int = M_ROPE_FACTOR,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The cos/sin cache that all layers with the same rope settings share: a buffer [rows, rotary_dim].
 
-    Rows are `max_position` (default: max_position_embeddings), original positions x factor for the YaRN kinds, short and long
-    table together for longrope, and `m_rope_factor` times that with M-RoPE. `proportional` covers the whole head. `dtype` None is the model's; give it where the class says so.
+    Rows are `max_position` (default: max_position_embeddings), original positions x factor for the YaRN
+    kinds, short and long table together for longrope, and `m_rope_factor` times that with M-RoPE.
+    `proportional` covers the whole head. `dtype` None is the model's; give it where the class says so.
     Source: `get_rope` and the classes under model_executor/layers/rotary_embedding (0.26.0).
     """
     block = rope_parameters(config) if parameters is None else parameters
@@ -206,29 +294,45 @@ def rope_cache(
         raise InputError(f"{config.name}: rope type {kind!r} is not modelled; known: {', '.join(ROPE_TYPES)}")
     if "mrope_section" in block:
         rows *= m_rope_factor
-    dim = rotary_dim or int(block.get("rope_dim") or 0) or int(head_size * float(block.get("partial_rotary_factor", 1.0)))
+    dim = (
+        rotary_dim
+        or int(block.get("rope_dim") or 0)
+        or int(head_size * float(block.get("partial_rotary_factor", 1.0)))
+    )
     if kind == "proportional":
         dim = head_size
     return Tensor(name=name, shape=(rows, dim), dtype=dtype, buffer=True)
 
 
 def _original_positions(config: ModelConfig, block: Mapping[str, Any], positions: int) -> int:
-    """Phi-3 keeps it outside the block, and then the outer one wins; absent: max_position_embeddings (transformers)."""
-    value = config.get("original_max_position_embeddings") or block.get("original_max_position_embeddings") or positions
+    """Phi-3 keeps it outside the block, and then the outer one wins; absent: max_position_embeddings
+    (transformers).
+    """
+    value = (
+        config.get("original_max_position_embeddings")
+        or block.get("original_max_position_embeddings")
+        or positions
+    )
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1 << 40:
-        raise InputError(f"{config.name}: 'original_max_position_embeddings' must be a positive integer, not {value!r:.40}")
+        raise InputError(
+            f"{config.name}: 'original_max_position_embeddings' must be a positive integer, not {value!r:.40}"
+        )
     return int(value)
 
 
 def _factor(config: ModelConfig, block: Mapping[str, Any]) -> float:
     factor = block.get("factor")
     if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < 1e6:
-        raise InputError(f"{config.name}: the rope block's 'factor' must be a number above 0, not {factor!r:.40}")
+        raise InputError(
+            f"{config.name}: the rope block's 'factor' must be a number above 0, not {factor!r:.40}"
+        )
     return float(factor)
 
 
 def caches_by_layer(caches: Sequence[Tensor]) -> tuple[Placed, ...]:
-    """Distinct caches of `caches[i]` (layer i's), each on the stages that hold a layer with it. Equal tensors are one."""
+    """Distinct caches of `caches[i]` (layer i's), each on the stages that hold a layer with it. Equal tensors
+    are one.
+    """
     where: dict[Tensor, list[int]] = {}
     for i, cache in enumerate(caches):
         where.setdefault(cache, []).append(i)
@@ -240,7 +344,7 @@ def caches_at(cache: Tensor, layers: Sequence[int]) -> tuple[Placed, ...]:
     return (Placed(module=cache, placement=Placement.EVERY, layers=tuple(layers)),) if layers else ()
 
 
-# -- outside the layers --------------------------------------------------------------------------------------------------
+# -- outside the layers --------------------------------------------------------------------------------------
 
 
 def embedding(rows: int, columns: int, *, name: str = "embed_tokens") -> VocabEmbedding:
@@ -272,10 +376,18 @@ def place(
 
 
 def llama_placement(
-    rows: int, columns: int, *, tied: bool, rope: tuple[Tensor | Placed, ...] = (), head_allocated_first: bool,
-    final_norm: tuple[Module, ...] | None = None, head_bias: bool = False,
-) -> tuple[Placed, ...]:  # fmt: skip
-    """Embedding on the first stage (and the last if tied), norm and head on the last (models/llama.py, qwen2.py)."""
+    rows: int,
+    columns: int,
+    *,
+    tied: bool,
+    rope: tuple[Tensor | Placed, ...] = (),
+    head_allocated_first: bool,
+    final_norm: tuple[Module, ...] | None = None,
+    head_bias: bool = False,
+) -> tuple[Placed, ...]:
+    """Embedding on the first stage (and the last if tied), norm and head on the last (models/llama.py,
+    qwen2.py).
+    """
     return place(
         embed=embedding(rows, columns), head=lm_head(rows, columns, bias=head_bias), tied=tied,
         final_norm=norm("norm", columns) if final_norm is None else final_norm,
@@ -285,9 +397,16 @@ def llama_placement(
 
 
 def every_stage_placement(
-    rows: int, columns: int, *, tied: bool, rope: tuple[Tensor | Placed, ...] = (), head_allocated_first: bool = True,
-    final_norm: tuple[Module, ...] | None = None, norm_on: Placement = Placement.EVERY, head_bias: bool = False,
-) -> tuple[Placed, ...]:  # fmt: skip
+    rows: int,
+    columns: int,
+    *,
+    tied: bool,
+    rope: tuple[Tensor | Placed, ...] = (),
+    head_allocated_first: bool = True,
+    final_norm: tuple[Module, ...] | None = None,
+    norm_on: Placement = Placement.EVERY,
+    head_bias: bool = False,
+) -> tuple[Placed, ...]:
     """Embedding and head on every stage (models/qwen3_moe.py, mixtral.py, ...: no first/last-rank guard)."""
     return place(
         embed=embedding(rows, columns), head=lm_head(rows, columns, bias=head_bias), tied=tied,
@@ -297,14 +416,15 @@ def every_stage_placement(
     )  # fmt: skip
 
 
-# -- whole models --------------------------------------------------------------------------------------------------------
+# -- whole models --------------------------------------------------------------------------------------------
 
 
 def checkpoint_dtype(config: ModelConfig, *, pooling: bool = False) -> str:
     """vLLM's `auto` dtype: the config's, with fp32 lowered to bf16 (generate) or fp16 (pooling).
 
-    Where neither part of the config says, the checkpoint's own dtype decides (facts), else fp32 -> as above. A device without
-    bf16 lowers it further (engine defaults). Source: `_find_dtype`, `_resolve_auto_dtype`, config/model.py:1985-2105 (0.26.0).
+    Where neither part of the config says, the checkpoint's own dtype decides (facts), else fp32 -> as above.
+    A device without bf16 lowers it further (engine defaults). Source: `_find_dtype`, `_resolve_auto_dtype`,
+    config/model.py:1985-2105 (0.26.0).
     """
     for part in (config.root, config.text, config.facts):
         for key in ("dtype", "torch_dtype", "dtype_of_tensors"):
@@ -327,7 +447,9 @@ def tied(config: ModelConfig, default: bool = False) -> bool:
 def group_layers(
     kinds: Sequence[K], build: Callable[[K, tuple[int, ...]], LayerGroup]
 ) -> tuple[LayerGroup, ...]:
-    """Groups of equal layers in order of first appearance: `kinds[i]` says what layer i is, `build(kind, indices)` makes one."""
+    """Groups of equal layers in order of first appearance: `kinds[i]` says what layer i is, `build(kind,
+    indices)` makes one.
+    """
     indices: dict[K, list[int]] = {}
     for i, kind in enumerate(kinds):
         indices.setdefault(kind, []).append(i)
