@@ -257,9 +257,9 @@ class Placed:
     """With `shares_storage_with`: vLLM allocates the module and then drops its storage, which raises the load peak."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Architecture:
-    """The layers that vLLM builds for a model, whatever the layout.
+    """The layers that vLLM builds for a model, whatever the layout; equal only to itself.
 
     `parameters` elsewhere means the sum over all modules of a single-GPU layout, buffers left out, tied heads once.
     """

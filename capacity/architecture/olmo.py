@@ -1,6 +1,6 @@
-"""OLMo 3 with vLLM's own class.
+"""OLMo 2 and 3 with vLLM's own classes.
 
-Source: vllm/model_executor/models/olmo3.py (0.26.0): q_norm over the hidden size and k_norm over all KV heads, replicated
+Source: vllm/model_executor/models/olmo2.py (to 0.25.1) and olmo3.py (0.26.0): q_norm over the hidden size and k_norm over all KV heads, replicated
 (:113-117), no norm before attention or MLP but one after each, embedding, final norm and an untied head on every pipeline
 stage, one rope cache per layer type where the config has two blocks.
 """
@@ -24,12 +24,28 @@ from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release
 
 
-def olmo3(config: ModelConfig, release: Release) -> Architecture:
-    """Olmo3ForCausalLM. Without `layer_types` every fourth layer is full (Olmo3Config, transformers)."""
+def olmo2(config: ModelConfig, release: Release) -> Architecture:
+    """Olmo2ForCausalLM, which up to 0.25.1 runs OLMo 3 too."""
     del release
-    hidden, layers = config.hidden_size, config.num_hidden_layers
-    head_size = plain_head_dim(config)
-    kinds = layer_kinds(config, ["sliding_attention" if (i + 1) % 4 else "full_attention" for i in range(layers)])
+    if "Olmo3ForCausalLM" in config.architectures:
+        return _olmo(config, "Olmo2ForCausalLM", _olmo3_kinds(config))
+    return _olmo(config, "Olmo2ForCausalLM", layer_kinds(config, ["full_attention"] * config.num_hidden_layers))
+
+
+def olmo3(config: ModelConfig, release: Release) -> Architecture:
+    """Olmo3ForCausalLM."""
+    del release
+    return _olmo(config, "Olmo3ForCausalLM", _olmo3_kinds(config))
+
+
+def _olmo3_kinds(config: ModelConfig) -> tuple[str, ...]:
+    """Without `layer_types` every fourth layer is full (Olmo3Config, transformers)."""
+    layers = range(config.num_hidden_layers)
+    return layer_kinds(config, ["sliding_attention" if (i + 1) % 4 else "full_attention" for i in layers])
+
+
+def _olmo(config: ModelConfig, name: str, kinds: tuple[str, ...]) -> Architecture:
+    hidden, head_size = config.hidden_size, plain_head_dim(config)
     window = config.integer("sliding_window", 4096) or None
     elsewhere = common.cache_sliding_window(config) if len(set(kinds)) == 1 else None
     feed, feed_forward = dense_feed_forward(config)
@@ -52,7 +68,7 @@ def olmo3(config: ModelConfig, release: Release) -> Architecture:
     caches = layer_caches(config, head_size, kinds, {kind: olmo3_rope(config, kind) for kind in kinds})
     tied = common.tied(config)
     return decoder(
-        config, name="Olmo3ForCausalLM", family="olmo3", tied=tied, layers=common.group_layers(kinds, build),
+        config, name=name, family="olmo", tied=tied, layers=common.group_layers(kinds, build),
         outside=common.every_stage_placement(config.vocab_size, hidden, tied=tied, head_allocated_first=False, rope=caches),
     )  # fmt: skip
 

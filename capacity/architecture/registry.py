@@ -42,6 +42,11 @@ def _rows(
     return dict.fromkeys(names, (Row(builder, since, until),))
 
 
+def _ranges(name: str, *ranges: tuple[str, str | None, str | None]) -> dict[str, tuple[Row, ...]]:
+    """Rows of one name that releases run with different classes: (builder, since, until)."""
+    return {name: tuple(Row(*each) for each in ranges)}
+
+
 ROWS: dict[str, tuple[Row, ...]] = {
     # models/llama.py
     **_rows(
@@ -68,8 +73,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("gemma:gemma2", "Gemma2ForCausalLM"),
     **_rows("gemma:gemma3", "Gemma3ForCausalLM"),
     **_rows("phi:phi3", "Phi3ForCausalLM"),
-    **_rows("phi:phi", "PhiForCausalLM"),
-    **_rows("glm:glm", "GlmForCausalLM"),
+    **_ranges("PhiForCausalLM", ("phi:phi", None, "0.31.0"), ("transformers_backend:phi", "0.32.0", None)),
+    **_ranges("GlmForCausalLM", ("glm:glm", None, "0.31.0"), ("transformers_backend:glm", "0.32.0", None)),
     **_rows("glm:glm4", "Glm4ForCausalLM"),
     **_rows("glm4_moe:glm4_moe", "Glm4MoeForCausalLM"),
     **_rows("deepseek:deepseek", "DeepseekForCausalLM"),
@@ -88,15 +93,27 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("lfm2:lfm2_moe", "Lfm2MoeForCausalLM"),
     **_rows("ernie:ernie45", "Ernie4_5ForCausalLM"),
     **_rows("ernie:ernie45_moe", "Ernie4_5_MoeForCausalLM"),
-    **_rows("llama_variants:seed_oss", "SeedOssForCausalLM"),
+    **_ranges("SeedOssForCausalLM", ("llama_variants:seed_oss", None, "0.31.0"),
+              ("transformers_backend:seed_oss", "0.32.0", None)),
     **_rows("llama_variants:exaone4", "Exaone4ForCausalLM"),
     **_rows("phimoe:phimoe", "PhiMoEForCausalLM"),
     **_rows("kimi_linear:kimi_linear", "KimiLinearForCausalLM"),
     **_rows("minimax_m2:minimax_m2", "MiniMaxM2ForCausalLM"),
     **_rows("mimo:mimo", "MiMoForCausalLM"),
-    **_rows("mimo:mimo_v2", "MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"),
+    **_rows("mimo:mimo_v2", "MiMoV2FlashForCausalLM"),
+    **_rows("mimo:mimo_v2", "MiMoV2ForCausalLM", since="0.21.0"),
+    **_rows("qwen3_next:qwen3_5", "Qwen3_5ForCausalLM", since="0.27.0"),
+    **_rows("qwen3_next:qwen3_5_moe", "Qwen3_5MoeForCausalLM", since="0.27.0"),
     **_rows("dbrx:dbrx", "DbrxForCausalLM"),
-    **_rows("olmo:olmo3", "Olmo3ForCausalLM", since="0.26.0", until="0.28.0"),
+    **_ranges("Olmo3ForCausalLM", ("olmo:olmo2", None, "0.25.1"), ("olmo:olmo3", "0.26.0", "0.28.0"),
+              ("transformers_backend:olmo3", "0.29.0", None)),
+    **_ranges("Olmo2ForCausalLM", ("olmo:olmo2", None, "0.25.1"), ("transformers_backend:olmo2", "0.26.0", None)),
+    **_rows("transformers_backend:olmo", "OlmoForCausalLM", since="0.26.0"),
+    **_rows("transformers_backend:smollm3", "SmolLM3ForCausalLM"),
+    **_rows("transformers_backend:starcoder2", "Starcoder2ForCausalLM", since="0.25.0"),
+    **_rows("transformers_backend:arcee", "ArceeForCausalLM", since="0.32.0"),
+    **_ranges("HunYuanDenseV1ForCausalLM", ("hunyuan:hunyuan_dense", None, "0.28.0")),
+    **_ranges("HunYuanMoEV1ForCausalLM", ("hunyuan:hunyuan_moe", None, "0.28.0")),
     **_rows("granite:granite", "GraniteForCausalLM"),
     **_rows("granite:granite_moe", "GraniteMoeForCausalLM"),
     **_rows("granite:granite_moe_shared", "GraniteMoeSharedForCausalLM"),

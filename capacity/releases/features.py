@@ -75,6 +75,8 @@ FEATURES: tuple[Feature, ...] = (
     Feature("mamba_all_speculative_blocks", "0.22.0", "0.31.0",
             "v1/kv_cache_interface.py: MambaSpec.max_memory_usage_bytes",
             "mamba cache mode 'all' adds the speculative blocks"),
+    Feature("transformers_glu_fusion", "0.25.0", None, "model_executor/models/transformers/fusers/glu.py",
+            "the Transformers backend merges gate and up projections; before, they are two linears"),
     Feature("in_flight_window_factor", "0.26.0", None,
             "v1/kv_cache_interface.py: SlidingWindowSpec, ChunkedLocalAttentionSpec",
             "sliding-window and chunked layers reserve all concurrent batches' tokens, not one batch's"),
