@@ -55,8 +55,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
         "LLaMAForCausalLM",
         "InternLM3ForCausalLM",
         "IQuestCoderForCausalLM",
-        "CwmForCausalLM",
     ),
+    **_ranges("CwmForCausalLM", ("llama:llama", None, "0.31.0"), ("transformers_backend:llama", "0.32.0", None)),
     **_rows("llama:llama", "TeleChat3ForCausalLM", since="0.20.0"),
     **_rows("llama:llama", "InternLMForCausalLM", "XverseForCausalLM", until="0.23.0"),
     **_rows("llama:llama", "AquilaModel", "AquilaForCausalLM", until="0.24.0"),
@@ -186,17 +186,30 @@ FIRST_RELEASE: dict[str, str] = {}
 
 
 def build_architecture(config: ModelConfig, release: Release) -> Architecture:
-    """The layers vLLM builds for `config`: the first of its architectures that a family knows, as vLLM picks
-    it.
+    """The layers vLLM builds for `config`: the first of its architectures that a family knows.
 
     Raises RefusedError(UNSUPPORTED_BY_RELEASE) where that release of vLLM refuses the architecture,
     InputError where the architecture is not modelled.
     """
+    key = (id(config), release.version)
+    found = _BUILT.get(key)
+    if found is None:
+        if len(_BUILT) >= 64:
+            _BUILT.clear()
+        # the entry keeps `config` alive, so that its id stays its own
+        found = _BUILT[key] = (config, _build(config, release))
+    return found[1]
+
+
+_BUILT: dict[tuple[int, str], tuple[ModelConfig, Architecture]] = {}
+"""Architectures by config object and release: sizing asks for the same one thousands of times."""
+
+
+def _build(config: ModelConfig, release: Release) -> Architecture:
     if not config.architectures:
         raise InputError(
             f"{config.name}: config key 'architectures' is missing or empty; name the model class there, for"
-            " example"
-            ' ["LlamaForCausalLM"] (or pass it with --hf-overrides)'
+            ' example ["LlamaForCausalLM"] (or pass it with --hf-overrides)'
         )
     for name in config.architectures:
         for row in ROWS.get(name, ()):
@@ -204,7 +217,7 @@ def build_architecture(config: ModelConfig, release: Release) -> Architecture:
                 return _builder(row.builder)(config, release)
     for name in config.architectures:
         _refuse_if_dropped(name, release)
-    raise InputError(_unknown(config))
+    raise InputError(_unknown(config, release))
 
 
 def modelled_architectures() -> tuple[str, ...]:
@@ -221,8 +234,6 @@ def _refuse_if_dropped(name: str, release: Release) -> None:
     """vLLM's own refusal (`_raise_for_unsupported`, model_executor/models/registry.py:1077-1108, 0.26.0)."""
     rows = ROWS.get(name, ())
     last = LAST_RELEASE.get(name)
-    if last is None and rows and rows[-1].until is not None and version_key(rows[-1].until) < release.key:
-        last = rows[-1].until
     if last is not None and version_key(last) < release.key:
         raise RefusedError(
             Reason.UNSUPPORTED_BY_RELEASE,
@@ -238,8 +249,13 @@ def _refuse_if_dropped(name: str, release: Release) -> None:
         )
 
 
-def _unknown(config: ModelConfig) -> str:
+def _unknown(config: ModelConfig, release: Release) -> str:
     name = config.architectures[0]
+    if name in ROWS:
+        return (
+            f"{config.name}: vLLM {release.version} runs {name!r} with another class than the ones modelled;"
+            f" `vllm-capacity dry-run` asks an installed vLLM instead"
+        )
     near = difflib.get_close_matches(name, ROWS, n=1, cutoff=0.6)
     nearest = f"; the nearest that is: {near[0]}" if near else ""
     return (
