@@ -1,8 +1,10 @@
-"""Constants that only a GPU can tell, each with the recorded runs behind it, and how far a plan lies from what was measured.
+"""Constants that only a GPU can tell, each with the recorded runs behind it, and how far a plan lies from
+what was measured.
 
-`calibration.yaml` ships with the package. A user's own file (`$XDG_CONFIG_HOME/vllm-capacity/calibration.yaml`, written by
-`vllm-capacity validate`) has the same form; its entries are asked first. A measurement is looked up by cause: device,
-compute capability, PyTorch version, tensor parallel size.
+`calibration.yaml` ships with the package. A user's own file
+(`$XDG_CONFIG_HOME/vllm-capacity/calibration.yaml`, written by `vllm-capacity validate`) has the same form;
+its entries are asked first. A measurement is looked up by cause: device, compute capability, PyTorch version,
+tensor parallel size.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class Calibration:
 
     def find(self, component: str, **facts: Any) -> Measurement | None:
         """The first measurement of this component whose conditions all hold."""
-        return next((m for m in self.measurements if m.component == component and _holds(m.when, facts)), None)
+        return next(
+            (m for m in self.measurements if m.component == component and _holds(m.when, facts)), None
+        )
 
     def get(self, component: str, **facts: Any) -> Measurement:
         """As `find`; the file has a fallback for every component."""
@@ -72,7 +76,9 @@ class Calibration:
 
 
 def _holds(when: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """`device`: part of the device's name; `torch`: a version prefix; other keys: a list that holds the value."""
+    """`device`: part of the device's name; `torch`: a version prefix; other keys: a list that holds the
+    value.
+    """
     for key, wanted in when.items():
         value = facts.get(key)
         if value is None:
@@ -134,7 +140,7 @@ def _built_in() -> tuple[Measurement, ...]:
 
 
 def _read(path: Path, source: str) -> tuple[Measurement, ...]:
-    """Entries of a calibration file: two spaces before a name, four before a field, a JSON value per field."""
+    """Entries of a file: two spaces before a name, four before a field, a JSON value per field."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -142,7 +148,8 @@ def _read(path: Path, source: str) -> tuple[Measurement, ...]:
     heads = list(_ENTRY.finditer(text))
     ends = [head.start() for head in heads[1:]] + [len(text)]
     return tuple(
-        _measurement(head[1], text[head.end() : end], path, source) for head, end in zip(heads, ends, strict=True)
+        _measurement(head[1], text[head.end() : end], path, source)
+        for head, end in zip(heads, ends, strict=True)
     )
 
 
@@ -156,9 +163,16 @@ def _measurement(name: str, text: str, path: Path, source: str) -> Measurement:
         if not isinstance(when, dict) or not isinstance(runs, list):
             raise ValueError("`when` must be an object and `runs` a list")
         return Measurement(
-            name, str(fields["component"]), n_bytes, low, high, str(fields.get("origin", "")),
-            tuple(str(run) for run in runs), when, source,
-        )  # fmt: skip
+            name,
+            str(fields["component"]),
+            n_bytes,
+            low,
+            high,
+            str(fields.get("origin", "")),
+            tuple(str(run) for run in runs),
+            when,
+            source,
+        )
     except (KeyError, ValueError) as error:
         raise InputError(f"calibration file {path}, entry {name!r}: {error}") from None
 
@@ -166,9 +180,12 @@ def _measurement(name: str, text: str, path: Path, source: str) -> Measurement:
 def facts(device: Device, engine: EngineConfig, release: Release) -> dict[str, Any]:
     """What measurements are looked up by."""
     return {
-        "device": device.name, "sm": device.sm, "tp": engine.parallel.tp, "torch": dict(release.pins).get("torch"),
+        "device": device.name,
+        "sm": device.sm,
+        "tp": engine.parallel.tp,
+        "torch": dict(release.pins).get("torch"),
         "runner": engine.model_runner,
-    }  # fmt: skip
+    }
 
 
 def l2_cache(device: Device) -> Measurement:
@@ -186,7 +203,9 @@ def coverage(ctx: RankContext) -> Coverage:
     from vllm_capacity.releases import get_release
 
     now = ctx.release.has("consumed_accounting")
-    runs = sum(n for version, n in RECORDED_RUNS.items() if get_release(version).has("consumed_accounting") == now)
+    runs = sum(
+        n for version, n in RECORDED_RUNS.items() if get_release(version).has("consumed_accounting") == now
+    )
     return Coverage(source=calibration().source, recorded_runs=runs, outside_measured=outside_measured(ctx))
 
 
@@ -194,7 +213,10 @@ def outside_measured(ctx: RankContext) -> tuple[str, ...]:
     """What of this plan no recorded run stands behind, in words; empty when all of it was measured."""
     device, parallel, release = ctx.device, ctx.engine.parallel, ctx.release
     known, at = calibration(), facts(device, ctx.engine, release)
-    wanted = {"cuda_context": f"the CUDA context on {device.name}", "kernel_modules": f"kernel modules on {device.name}"}
+    wanted = {
+        "cuda_context": f"the CUDA context on {device.name}",
+        "kernel_modules": f"kernel modules on {device.name}",
+    }
     if parallel.tp > 1:
         wanted["collectives"] = f"communication buffers of tp={parallel.tp} on {device.name}"
     if parallel.world_size * parallel.dp > 1:
@@ -203,7 +225,7 @@ def outside_measured(ctx: RankContext) -> tuple[str, ...]:
         wanted["graph_nodes"] = f"CUDA graphs on {device.name}"
     missing = [words for component, words in wanted.items() if not known.get(component, **at).measured]
     if release.version not in RECORDED_RUNS:
-        missing.append(f"vLLM {release.version} itself: its figures are derived from its source, no run of it is recorded")
+        missing.append(f"vLLM {release.version} itself: derived from its source, no run of it is recorded")
     return tuple(missing)
 
 
@@ -217,7 +239,14 @@ def render(measurements: Iterable[Measurement]) -> str:
     lines = ["measurements:"]
     for m in measurements:
         lines.append(f"  {m.name}:")
-        fields = {"component": m.component, "when": dict(m.when), "bytes": m.n_bytes, "low": m.low, "high": m.high,
-                  "runs": list(m.runs), "origin": m.origin}  # fmt: skip
+        fields = {
+            "component": m.component,
+            "when": dict(m.when),
+            "bytes": m.n_bytes,
+            "low": m.low,
+            "high": m.high,
+            "runs": list(m.runs),
+            "origin": m.origin,
+        }
         lines += [f"    {key}: {json.dumps(value)}" for key, value in fields.items()]
     return "\n".join(lines) + "\n"

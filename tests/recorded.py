@@ -1,4 +1,5 @@
-"""Recorded runs as test cases: facts from tests/data/runs, contexts built from them, and a table of predictions.
+"""Recorded runs as test cases: facts from tests/data/runs, contexts built from them, and a table of
+predictions.
 
 `python tests/recorded.py` prints predicted, measured and error per run and quantity.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,22 @@ from vllm_capacity.units import GIB
 
 RUNS = Path(__file__).parent / "data" / "runs"
 
-H100 = Device(name="NVIDIA H100 80GB HBM3", cuda_total_bytes=85029158912, nvml_total_bytes=85520809984,
-              compute_capability=(9, 0), num_sms=132, nvlink=True)  # fmt: skip
-H200 = Device(name="NVIDIA H200", cuda_total_bytes=150109880320, nvml_total_bytes=150754820096,
-              compute_capability=(9, 0), num_sms=132, nvlink=True)  # fmt: skip
+H100 = Device(
+    name="NVIDIA H100 80GB HBM3",
+    cuda_total_bytes=85029158912,
+    nvml_total_bytes=85520809984,
+    compute_capability=(9, 0),
+    num_sms=132,
+    nvlink=True,
+)
+H200 = Device(
+    name="NVIDIA H200",
+    cuda_total_bytes=150109880320,
+    nvml_total_bytes=150754820096,
+    compute_capability=(9, 0),
+    num_sms=132,
+    nvlink=True,
+)
 DEVICES = {"H100": H100, "H200": H200}
 
 
@@ -72,18 +85,28 @@ class Run:
         engine = replace(_engine(self, config, architecture), **engine_changes)
         first, last = stage_bounds(architecture.num_hidden_layers, engine.parallel)[pp_rank]
         layers = tuple(
-            (group, count) for group in architecture.layers if (count := sum(first <= i < last for i in group.indices))
+            (group, count)
+            for group in architecture.layers
+            if (count := sum(first <= i < last for i in group.indices))
         )
         return RankContext(
-            config=config, architecture=architecture, engine=engine, release=release, device=DEVICES[self.facts["device"]],
-            tp_rank=0, pp_rank=pp_rank, layers=layers,
-        )  # fmt: skip
+            config=config,
+            architecture=architecture,
+            engine=engine,
+            release=release,
+            device=DEVICES[self.facts["device"]],
+            tp_rank=0,
+            pp_rank=pp_rank,
+            layers=layers,
+        )
 
 
-@lru_cache(maxsize=None)
+@cache
 def runs() -> tuple[Run, ...]:
     """All recorded runs, in file order."""
-    found = [json.loads(line) for path in sorted(RUNS.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    found = [
+        json.loads(line) for path in sorted(RUNS.glob("*.jsonl")) for line in path.read_text().splitlines()
+    ]
     return tuple(Run(facts["name"], facts) for facts in found)
 
 
@@ -91,7 +114,7 @@ def run_named(name: str) -> Run:
     return next(run for run in runs() if run.name == name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _config(name: str) -> ModelConfig:
     facts = run_named(name).facts
     if "config" in facts:
@@ -117,27 +140,47 @@ def _engine(run: Run, config: ModelConfig, architecture: Architecture) -> Engine
     dtype = args.get("dtype") or architecture.dtype
     quantization = args.get("quantization") or (config.quantization or {}).get("quant_method")
     kv_cache_dtype = args.get("kv_cache_dtype", "auto")
-    sizes = (args.get("compilation_config") or {}).get("cudagraph_capture_sizes") or facts.get("capture_sizes")
+    sizes = (args.get("compilation_config") or {}).get("cudagraph_capture_sizes") or facts.get(
+        "capture_sizes"
+    )
     sizes = () if eager else tuple(sizes or default_sizes(args["max_num_seqs"]))
     tp, pp = run.tp, run.pp
     return EngineConfig(
-        parallel=ParallelConfig(tp=tp, pp=pp), usage=facts["usage"], dtype=dtype, kv_cache_dtype=kv_cache_dtype,
-        kv_dtype=dtype if kv_cache_dtype == "auto" else "uint8", max_model_len=args["max_model_len"],
-        max_model_len_auto=False, gpu_memory_utilization=args["gpu_memory_utilization"], kv_cache_memory_bytes=None,
-        max_num_batched_tokens=args["max_num_batched_tokens"], max_num_seqs=args["max_num_seqs"],
-        block_size=facts.get("block_size", 16), enforce_eager=eager,
-        cudagraph_mode="NONE" if eager else "FULL_AND_PIECEWISE", cudagraph_capture_sizes=sizes,
-        compiled=not eager, attention_backends=("FLASH_ATTN_MLA" if architecture.use_mla else "FLASH_ATTN",),
-        model_runner=facts["runner"], async_scheduling=True, enable_prefix_caching=False, enable_chunked_prefill=True,
-        hybrid_kv_cache_manager_disabled=False, num_gpu_blocks_override=None,
-        max_in_flight_tokens=2 * args["max_num_batched_tokens"], mamba_cache_mode="none", quantization=quantization,
+        parallel=ParallelConfig(tp=tp, pp=pp),
+        usage=facts["usage"],
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        kv_dtype=dtype if kv_cache_dtype == "auto" else "uint8",
+        max_model_len=args["max_model_len"],
+        max_model_len_auto=False,
+        gpu_memory_utilization=args["gpu_memory_utilization"],
+        kv_cache_memory_bytes=None,
+        max_num_batched_tokens=args["max_num_batched_tokens"],
+        max_num_seqs=args["max_num_seqs"],
+        block_size=facts.get("block_size", 16),
+        enforce_eager=eager,
+        cudagraph_mode="NONE" if eager else "FULL_AND_PIECEWISE",
+        cudagraph_capture_sizes=sizes,
+        compiled=not eager,
+        attention_backends=("FLASH_ATTN_MLA" if architecture.use_mla else "FLASH_ATTN",),
+        model_runner=facts["runner"],
+        async_scheduling=True,
+        enable_prefix_caching=False,
+        enable_chunked_prefill=True,
+        hybrid_kv_cache_manager_disabled=False,
+        num_gpu_blocks_override=None,
+        max_in_flight_tokens=2 * args["max_num_batched_tokens"],
+        mamba_cache_mode="none",
+        quantization=quantization,
         num_speculative_tokens=0,
-        args=EngineArgs(tensor_parallel_size=tp, pipeline_parallel_size=pp, environment=facts.get("environment", {})),
-    )  # fmt: skip
+        args=EngineArgs(
+            tensor_parallel_size=tp, pipeline_parallel_size=pp, environment=facts.get("environment", {})
+        ),
+    )
 
 
 def default_sizes(sequences: int) -> tuple[int, ...]:
-    """Capture sizes of the default configuration (config/vllm.py, 0.26.0) for at most `sequences` sequences."""
+    """Default capture sizes (config/vllm.py, 0.26.0) for at most `sequences` sequences."""
     most = min(2 * sequences, 512)
     return (1, 2, 4, *range(8, min(most + 1, 256), 8), *range(256, most + 1, 16))
 
@@ -147,25 +190,38 @@ def ranks(run: Run) -> Iterator[tuple[int, str, dict[str, float]]]:
     measured = run.measured
     if "ranks" in measured:
         rank = measured["ranks"][0]
-        yield 0, run.name, {
-            "activation": rank["peak_activation"] / GIB, "non_torch": rank["non_torch"] / GIB,
-            "graph_estimate": rank["cudagraph_estimate"] / GIB, "available_kv": rank["available_kv"] / GIB,
-            "weights": rank["model_memory_usage"] / GIB,
-            "before_snapshot": (rank["init_total"] - rank["init_free"]) / GIB,
-        }  # fmt: skip
+        yield (
+            0,
+            run.name,
+            {
+                "activation": rank["peak_activation"] / GIB,
+                "non_torch": rank["non_torch"] / GIB,
+                "graph_estimate": rank["cudagraph_estimate"] / GIB,
+                "available_kv": rank["available_kv"] / GIB,
+                "weights": rank["model_memory_usage"] / GIB,
+                "before_snapshot": (rank["init_total"] - rank["init_free"]) / GIB,
+            },
+        )
         return
     flat = {
-        "activation": measured.get("activation_peak_gib"), "non_torch": measured.get("non_torch_gib"),
-        "graph_estimate": measured.get("cudagraph_estimated_gib"), "available_kv": measured.get("available_kv_gib"),
-        "weights": measured.get("weights_gib"), "graphs": measured.get("cudagraph_pool_actual_gib"),
+        "activation": measured.get("activation_peak_gib"),
+        "non_torch": measured.get("non_torch_gib"),
+        "graph_estimate": measured.get("cudagraph_estimated_gib"),
+        "available_kv": measured.get("available_kv_gib"),
+        "weights": measured.get("weights_gib"),
+        "graphs": measured.get("cudagraph_pool_actual_gib"),
         "before_snapshot": 79.19 - measured["free_at_start_gib"] if "free_at_start_gib" in measured else None,
-    }  # fmt: skip
+    }
     stages = measured.get("per_rank") or {}
     yield 0, run.name, {k: v for k, v in flat.items() if v is not None}
     for stage in range(1, run.pp):
         figures = stages.get(f"PP{stage}")
         if figures:
-            yield stage, f"{run.name} PP{stage}", {k: figures[k] for k in ("weights", "activation") if k in figures}
+            yield (
+                stage,
+                f"{run.name} PP{stage}",
+                {k: figures[k] for k in ("weights", "activation") if k in figures},
+            )
 
 
 def predictions(run: Run, stage: int) -> dict[str, float]:
@@ -183,7 +239,7 @@ def predictions(run: Run, stage: int) -> dict[str, float]:
         "graph_estimate": estimate.n_bytes / GIB if estimate else 0.0,
         "graphs": sum(t.n_bytes for t in terms if account_of(t, ctx.release) is Account.CUDA_GRAPHS) / GIB,
         "before_snapshot": sum(t.n_bytes for t in terms if t.lifetime is Lifetime.BEFORE_SNAPSHOT) / GIB,
-    }  # fmt: skip
+    }
 
 
 def table() -> Iterator[tuple[str, str, float, float]]:
@@ -203,7 +259,10 @@ def table() -> Iterator[tuple[str, str, float, float]]:
 def main() -> None:
     for label, quantity, predicted, measured in table():
         error = predicted - measured
-        print(f"{label:60.60} {quantity:16} {predicted:9.4f} {measured:9.4f} {error:+8.4f} {error / measured if measured else 0:+8.2%}")
+        print(
+            f"{label:60.60} {quantity:16} {predicted:9.4f} {measured:9.4f} {error:+8.4f} "
+            f"{error / measured if measured else 0:+8.2%}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The multimodal encoder in the profile run: its own phase, and what it leaves alive while the language model runs."""
+"""The multimodal encoder in the profile run: its own phase, and what it leaves alive while the language model
+runs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Component, MemoryTerm
 from vllm_capacity.units import DTYPE_BYTES
 
-SOURCE = "v1/worker/gpu_model_runner.py: profile_run; v1/worker/gpu/mm/encoder_runner.py: profile_encoder_cache"
+SOURCE = (
+    "v1/worker/gpu_model_runner.py: profile_run; v1/worker/gpu/mm/encoder_runner.py: profile_encoder_cache"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,9 @@ class EncoderBatch:
 
 
 def profiles_encoder(ctx: RankContext) -> bool:
-    """Whether this runner encodes dummy items while profiling: V1 always, V2 since 0.27.0, never with --skip-mm-profiling."""
+    """Whether this runner encodes dummy items while profiling: V1 always, V2 since 0.27.0, never with
+    --skip-mm-profiling.
+    """
     if not ctx.architecture.is_multimodal or ctx.engine.args.other("skip_mm_profiling"):
         return False
     if ctx.engine.model_runner == "V2":
@@ -40,7 +46,9 @@ def encoder_budget(ctx: RankContext) -> int:
 
 
 def encoder_batch(ctx: RankContext) -> EncoderBatch | None:
-    """Items of one profile run: as many as the encoder and the decoder can take (multimodal/encoder_budget.py:140-189)."""
+    """Items of one profile run: as many as the encoder and the decoder can take
+    (multimodal/encoder_budget.py:140-189).
+    """
     item = largest_item(ctx)
     if item is None:
         return None
@@ -50,8 +58,10 @@ def encoder_batch(ctx: RankContext) -> EncoderBatch | None:
     return EncoderBatch(item, max(1, min(by_encoder, ctx.engine.max_num_seqs * per_prompt)))
 
 
-def encoder_phases(ctx: RankContext, kept: tuple[MemoryTerm, ...]) -> tuple[list[Phase], tuple[MemoryTerm, ...]]:
-    """The encoder's phase (with what `kept` holds) and the terms that stay alive until the profile run ends."""
+def encoder_phases(
+    ctx: RankContext, kept: tuple[MemoryTerm, ...]
+) -> tuple[list[Phase], tuple[MemoryTerm, ...]]:
+    """The encoder's phase (with what `kept` holds), and what stays alive until the profile run ends."""
     batch, shape = encoder_batch(ctx), tower(ctx)
     if not profiles_encoder(ctx) or batch is None or shape is None:
         return [], ()
@@ -60,27 +70,42 @@ def encoder_phases(ctx: RankContext, kept: tuple[MemoryTerm, ...]) -> tuple[list
 
 
 def _stays(ctx: RankContext, batch: EncoderBatch, shape: Tower) -> tuple[MemoryTerm, ...]:
-    """Encoder outputs in the encoder cache, and the dummy pixels that profile_run's locals hold (runner V1)."""
+    """Outputs in the encoder cache, and the dummy pixels that profile_run's locals hold (runner V1)."""
     el = DTYPE_BYTES[ctx.engine.dtype]
     item = batch.item
     outputs = transient(
-        "encoder_outputs", "items * embeddings * outputs * el", SOURCE, component=Component.ENCODER,
-        low=None if item.known else 0, items=batch.count, embeddings=item.embeddings, outputs=shape.outputs, el=el,
-    )  # fmt: skip
+        "encoder_outputs",
+        "items * embeddings * outputs * el",
+        SOURCE,
+        component=Component.ENCODER,
+        low=None if item.known else 0,
+        items=batch.count,
+        embeddings=item.embeddings,
+        outputs=shape.outputs,
+        el=el,
+    )
     if ctx.engine.model_runner != "V1":
         return (outputs,)
     pixels = transient(
-        "encoder_pixels", "items * elements * el", SOURCE, component=Component.ENCODER, low=None if item.known else 0,
-        note="dummy inputs are locals of profile_run and live until it ends", items=batch.count, elements=item.pixel_elements,
+        "encoder_pixels",
+        "items * elements * el",
+        SOURCE,
+        component=Component.ENCODER,
+        low=None if item.known else 0,
+        note="dummy inputs are locals of profile_run and live until it ends",
+        items=batch.count,
+        elements=item.pixel_elements,
         el=el,
-    )  # fmt: skip
+    )
     return (outputs, pixels)
 
 
 def _working(ctx: RankContext, batch: EncoderBatch, shape: Tower) -> MemoryTerm:
-    """Hidden states and the widest of attention (qkv, rotated q and k, output) and MLP, for all patches at once; eager.
+    """Hidden states and the widest of attention (qkv, rotated q and k, output) and MLP, for all patches at
+    once; eager.
 
-    With `--mm-encoder-tp-mode data` every rank holds whole heads and whole items; the default divides heads and MLP by tp.
+    With `--mm-encoder-tp-mode data` every rank holds whole heads and whole items; the default divides heads
+    and MLP by tp.
     """
     tp = 1 if ctx.engine.args.other("mm_encoder_tp_mode") == "data" else ctx.engine.parallel.tp
     width, wide = share(shape.hidden, tp), share(shape.intermediate, tp)
@@ -88,10 +113,18 @@ def _working(ctx: RankContext, batch: EncoderBatch, shape: Tower) -> MemoryTerm:
     pixels = 0 if ctx.engine.model_runner == "V1" else batch.item.pixel_elements
     item = batch.item
     t = transient(
-        "encoder_activations", "items * (patches * (2 * hidden + max(6 * width, mlp)) + pixels) * el",
-        "model_executor/models: the vision tower's layers", component=Component.ENCODER, items=batch.count,
-        patches=item.patches, hidden=shape.hidden, width=width, mlp=(3 if shape.gated else 2) * wide, pixels=pixels, el=el,
+        "encoder_activations",
+        "items * (patches * (2 * hidden + max(6 * width, mlp)) + pixels) * el",
+        "model_executor/models: the vision tower's layers",
+        component=Component.ENCODER,
+        items=batch.count,
+        patches=item.patches,
+        hidden=shape.hidden,
+        width=width,
+        mlp=(3 if shape.gated else 2) * wide,
+        pixels=pixels,
+        el=el,
         low=0 if not item.known else batch.count * item.patches * 3 * shape.hidden * el,
         high=batch.count * (item.patches * (4 * shape.hidden + 8 * width + 3 * wide) + pixels) * el,
-    )  # fmt: skip
+    )
     return t

@@ -1,9 +1,10 @@
 """Phases inside a decoder layer: attention, MLP, MLA, state-space mixers. Bytes are per rank.
 
-vLLM cuts the compiled graph at the attention operations. One piece runs from the output projection of one attention to the
-projections of the next; its inputs (attention output and residual) stay referenced until the piece returns
-(compilation/codegen.py:42-55, 0.26.0), everything else is freed at its last use. Inside the attention operation those inputs
-are gone. The counts below reproduce recorded peaks to within a few KiB: see tests/activations.
+vLLM cuts the compiled graph at the attention operations. One piece runs from the output projection of one
+attention to the projections of the next; its inputs (attention output and residual) stay referenced until the
+piece returns (compilation/codegen.py:42-55, 0.26.0), everything else is freed at its last use. Inside the
+attention operation those inputs are gone. The counts below reproduce recorded peaks to within a few KiB: see
+tests/activations.
 """
 
 from __future__ import annotations
@@ -53,19 +54,32 @@ def l2_flush(ctx: RankContext, *, cold: bool) -> tuple[MemoryTerm, ...]:
     found = l2_cache(ctx.device)
     return (
         transient(
-            "autotune_l2_flush", "l2_bytes",
+            "autotune_l2_flush",
+            "l2_bytes",
             "torch/_inductor/runtime/benchmarking.py: InductorBenchmarker.benchmark_gpu (torch 2.10 to 2.14)",
-            note="Inductor times kernel variants at the first run only; a warm compile cache has no such buffer",
-            low=found.low, high=found.high, l2_bytes=found.n_bytes,
+            note="kernel variants are timed at a first run; with a warm cache there is no such buffer",
+            low=found.low,
+            high=found.high,
+            l2_bytes=found.n_bytes,
         ),
-    )  # fmt: skip
+    )
 
 
 def layer_phases(
-    ctx: RankContext, sizes: Sizes, early: tuple[MemoryTerm, ...], workspace: tuple[MemoryTerm, ...], *, cold: bool
-) -> Iterator[Phase]:  # fmt: skip
-    """All phases of the layers on this stage. `early` is alive in each, the MoE `workspace` from the first MoE layer on."""
-    first_moe = min((i for g, _ in ctx.layers if isinstance(g.feed_forward, MixtureOfExperts) for i in g.indices), default=0)
+    ctx: RankContext,
+    sizes: Sizes,
+    early: tuple[MemoryTerm, ...],
+    workspace: tuple[MemoryTerm, ...],
+    *,
+    cold: bool,
+) -> Iterator[Phase]:
+    """All phases of the layers on this stage. `early` is alive in each, the MoE `workspace` from the first
+    MoE layer on.
+    """
+    first_moe = min(
+        (i for g, _ in ctx.layers if isinstance(g.feed_forward, MixtureOfExperts) for i in g.indices),
+        default=0,
+    )
     seen: set[tuple[object, ...]] = set()
     for group, _count in ctx.layers:
         kept = early if max(group.indices) < first_moe else (*early, *workspace)
@@ -76,13 +90,30 @@ def layer_phases(
             seen.add(key)
             yield from _mixer_phases(ctx, sizes, group, mixer, kept, cold=cold)
             if isinstance(group.feed_forward, DenseMLP):
-                yield _mlp(ctx, sizes, group.feed_forward.intermediate_size, group.feed_forward.gated, mixer, kept, cold=cold)
+                yield _mlp(
+                    ctx,
+                    sizes,
+                    group.feed_forward.intermediate_size,
+                    group.feed_forward.gated,
+                    mixer,
+                    kept,
+                    cold=cold,
+                )
 
 
 def _mlp(
-    ctx: RankContext, sizes: Sizes, intermediate: int, gated: bool, mixer: Mixer, kept: tuple[MemoryTerm, ...], *, cold: bool
-) -> Phase:  # fmt: skip
-    """gate_up -> activation -> down. Compiled: attention output, both residuals and the widest pair of MLP tensors."""
+    ctx: RankContext,
+    sizes: Sizes,
+    intermediate: int,
+    gated: bool,
+    mixer: Mixer,
+    kept: tuple[MemoryTerm, ...],
+    *,
+    cold: bool,
+) -> Phase:
+    """gate_up -> activation -> down. Compiled: attention output, both residuals and the widest pair of MLP
+    tensors.
+    """
     width = share(intermediate, sizes.tp)
     wide = 2 * width if gated else width
     reduced = sizes.hidden if sizes.tp > 1 else 0
@@ -91,19 +122,36 @@ def _mlp(
         flush = l2_flush(ctx, cold=cold)
         terms.append(
             transient(
-                "mlp_residuals", "tokens * (attention_out + 2 * hidden) * el", PIECE,
+                "mlp_residuals",
+                "tokens * (attention_out + 2 * hidden) * el",
+                PIECE,
                 note="attention output and residual that entered the piece, and the new residual",
-                tokens=sizes.tokens, attention_out=attention_width(mixer, sizes.tp), hidden=sizes.hidden, el=sizes.el,
+                tokens=sizes.tokens,
+                attention_out=attention_width(mixer, sizes.tp),
+                hidden=sizes.hidden,
+                el=sizes.el,
             )
-        )  # fmt: skip
+        )
         activated = transient(
-            "mlp_activation", "tokens * (gate_up + down_in) * el", "layers/activation.py: SiluAndMul and friends",
-            tokens=sizes.tokens, gate_up=wide, down_in=width, el=sizes.el,
-        )  # fmt: skip
+            "mlp_activation",
+            "tokens * (gate_up + down_in) * el",
+            "layers/activation.py: SiluAndMul and friends",
+            tokens=sizes.tokens,
+            gate_up=wide,
+            down_in=width,
+            el=sizes.el,
+        )
         entered = transient(
-            "mlp_projections", "tokens * max(hidden + gate_up, down_in + hidden + reduced) * el", "the MLP's forward",
-            tokens=sizes.tokens, gate_up=wide, down_in=width, hidden=sizes.hidden, reduced=reduced, el=sizes.el,
-        )  # fmt: skip
+            "mlp_projections",
+            "tokens * max(hidden + gate_up, down_in + hidden + reduced) * el",
+            "the MLP's forward",
+            tokens=sizes.tokens,
+            gate_up=wide,
+            down_in=width,
+            hidden=sizes.hidden,
+            reduced=reduced,
+            el=sizes.el,
+        )
         if activated.n_bytes + sum(t.n_bytes for t in flush) >= entered.n_bytes:
             terms += [activated, *flush]
         else:
@@ -112,11 +160,19 @@ def _mlp(
         low = sizes.tokens * (3 * sizes.hidden + wide + width) * sizes.el
         terms.append(
             transient(
-                "mlp_eager", "tokens * (4 * hidden + reduced + gate_up + down_in) * el", EAGER, low=low,
-                note="caller's hidden state and residual, normed attention output, gate_up, activation, down's output",
-                tokens=sizes.tokens, hidden=sizes.hidden, reduced=reduced, gate_up=wide, down_in=width, el=sizes.el,
+                "mlp_eager",
+                "tokens * (4 * hidden + reduced + gate_up + down_in) * el",
+                EAGER,
+                low=low,
+                note="caller's hidden state and residual, normed output, gate_up, activation, down's output",
+                tokens=sizes.tokens,
+                hidden=sizes.hidden,
+                reduced=reduced,
+                gate_up=wide,
+                down_in=width,
+                el=sizes.el,
             )
-        )  # fmt: skip
+        )
     if quant_kind(ctx).quantises_activations:
         terms.append(_quantised_inputs(ctx, sizes, width))
     return phase("MLP", (*kept, *terms))
@@ -126,14 +182,25 @@ def _quantised_inputs(ctx: RankContext, sizes: Sizes, width: int) -> MemoryTerm:
     """The 8-bit copy of the down projection's input; a fused activation-and-quantise kernel avoids it."""
     eight_bit = quant_kind(ctx) is not QuantKind.NVFP4
     return transient(
-        "mlp_quantised_input", "tokens * down_in // per_byte + 4 * tokens", "layers/quantization: the linear method's apply",
-        low=0, tokens=sizes.tokens, down_in=width, per_byte=1 if eight_bit else 2,
-    )  # fmt: skip
+        "mlp_quantised_input",
+        "tokens * down_in // per_byte + 4 * tokens",
+        "layers/quantization: the linear method's apply",
+        low=0,
+        tokens=sizes.tokens,
+        down_in=width,
+        per_byte=1 if eight_bit else 2,
+    )
 
 
 def _mixer_phases(
-    ctx: RankContext, sizes: Sizes, group: LayerGroup, mixer: Mixer, kept: tuple[MemoryTerm, ...], *, cold: bool
-) -> Iterator[Phase]:  # fmt: skip
+    ctx: RankContext,
+    sizes: Sizes,
+    group: LayerGroup,
+    mixer: Mixer,
+    kept: tuple[MemoryTerm, ...],
+    *,
+    cold: bool,
+) -> Iterator[Phase]:
     if isinstance(mixer, Attention):
         yield _attention(ctx, sizes, mixer, kept, cold=cold)
     elif isinstance(mixer, MultiHeadLatentAttention):
@@ -142,8 +209,12 @@ def _mixer_phases(
         yield _state_space(sizes, mixer, kept)
 
 
-def _attention(ctx: RankContext, sizes: Sizes, mixer: Attention, kept: tuple[MemoryTerm, ...], *, cold: bool) -> Phase:
-    """qkv projection, norms and rope, and the attention output: the end of a piece. No kernel of it runs in the profile."""
+def _attention(
+    ctx: RankContext, sizes: Sizes, mixer: Attention, kept: tuple[MemoryTerm, ...], *, cold: bool
+) -> Phase:
+    """qkv projection, norms and rope, and the attention output: the end of a piece. No kernel of it runs in
+    the profile.
+    """
     q = share(mixer.num_heads, sizes.tp) * mixer.head_size
     kv = kv_share(mixer.num_kv_heads, sizes.tp) * (mixer.head_size + mixer.head_size_v)
     k = kv_share(mixer.num_kv_heads, sizes.tp) * mixer.head_size
@@ -151,30 +222,46 @@ def _attention(ctx: RankContext, sizes: Sizes, mixer: Attention, kept: tuple[Mem
     held = out + sizes.hidden if ctx.engine.compiled else 2 * sizes.hidden
     terms = [
         transient(
-            "attention", "tokens * (held + hidden + qkv + roped + out) * el", PIECE if ctx.engine.compiled else EAGER,
+            "attention",
+            "tokens * (held + hidden + qkv + roped + out) * el",
+            PIECE if ctx.engine.compiled else EAGER,
             note="what entered the piece, residual, qkv, q and k after rope, attention output",
-            tokens=sizes.tokens, held=held, hidden=sizes.hidden, qkv=q + kv, roped=q + k, out=out, el=sizes.el,
+            tokens=sizes.tokens,
+            held=held,
+            hidden=sizes.hidden,
+            qkv=q + kv,
+            roped=q + k,
+            out=out,
+            el=sizes.el,
         )
-    ]  # fmt: skip
+    ]
     if ctx.engine.compiled and cold:
         without_out = sizes.tokens * out * sizes.el
         flush = l2_flush(ctx, cold=True)
         if sum(t.n_bytes for t in flush) > without_out:
             terms = [
                 transient(
-                    "attention", "tokens * (held + hidden + qkv + roped) * el", PIECE,
+                    "attention",
+                    "tokens * (held + hidden + qkv + roped) * el",
+                    PIECE,
                     note="rope is being timed; the attention output does not exist yet",
-                    tokens=sizes.tokens, held=held, hidden=sizes.hidden, qkv=q + kv, roped=q + k, el=sizes.el,
+                    tokens=sizes.tokens,
+                    held=held,
+                    hidden=sizes.hidden,
+                    qkv=q + kv,
+                    roped=q + k,
+                    el=sizes.el,
                 ),
                 *flush,
-            ]  # fmt: skip
+            ]
     return phase("attention", (*kept, *terms))
 
 
 def mla_workspace_tokens(ctx: RankContext) -> int:
     """Tokens of context that MLA's chunked prefill projects up at once.
 
-    Source: `determine_chunked_prefill_workspace_size`, model_executor/layers/attention/mla_attention.py:1687-1716 (0.26.0).
+    Source: `determine_chunked_prefill_workspace_size`,
+    model_executor/layers/attention/mla_attention.py:1687-1716 (0.26.0).
     """
     block = ctx.engine.block_size or _kv_block_size(ctx)
     sequences = ctx.engine.max_num_seqs
@@ -190,29 +277,49 @@ def _kv_block_size(ctx: RankContext) -> int:
     return 16
 
 
-def _mla(ctx: RankContext, sizes: Sizes, mixer: MultiHeadLatentAttention, kept: tuple[MemoryTerm, ...]) -> Phase:
-    """Inside the MLA operation: residual, q, latent, output, and the dummy that stands for the projected-up context."""
+def _mla(
+    ctx: RankContext, sizes: Sizes, mixer: MultiHeadLatentAttention, kept: tuple[MemoryTerm, ...]
+) -> Phase:
+    """Inside the MLA operation: residual, q, latent, output, and the dummy that stands for the projected-up
+    context.
+    """
     heads = share(mixer.num_heads, sizes.tp)
     held = 0 if ctx.engine.compiled else sizes.hidden
     tokens = transient(
-        "mla", "tokens * (hidden + held + heads * (nope + rope) + lora + rope + heads * v_dim) * el",
+        "mla",
+        "tokens * (hidden + held + heads * (nope + rope) + lora + rope + heads * v_dim) * el",
         "layers/attention/mla_attention.py: forward_impl (the piece has returned)",
-        tokens=sizes.tokens, hidden=sizes.hidden, held=held, heads=heads, nope=mixer.qk_nope_head_dim,
-        rope=mixer.qk_rope_head_dim, lora=mixer.kv_lora_rank, v_dim=mixer.v_head_dim, el=sizes.el,
-    )  # fmt: skip
+        tokens=sizes.tokens,
+        hidden=sizes.hidden,
+        held=held,
+        heads=heads,
+        nope=mixer.qk_nope_head_dim,
+        rope=mixer.qk_rope_head_dim,
+        lora=mixer.kv_lora_rank,
+        v_dim=mixer.v_head_dim,
+        el=sizes.el,
+    )
     dummy = transient(
-        "mla_context_dummy", "context * heads * (nope + v_dim) * el",
+        "mla_context_dummy",
+        "context * heads * (nope + v_dim) * el",
         "layers/attention/mla_attention.py: forward_impl with attn_metadata None",
         note="stands for kv_b_proj of a chunk of context, the worst case at run time",
-        context=mla_workspace_tokens(ctx), heads=heads, nope=mixer.qk_nope_head_dim, v_dim=mixer.v_head_dim, el=sizes.el,
-    )  # fmt: skip
+        context=mla_workspace_tokens(ctx),
+        heads=heads,
+        nope=mixer.qk_nope_head_dim,
+        v_dim=mixer.v_head_dim,
+        el=sizes.el,
+    )
     terms = [tokens, dummy]
     if mixer.indexer is not None:
         megabytes = int(ctx.engine.environment.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", 512))
         logits = transient(
-            "indexer_logits_dummy", "megabytes * 1048576", "layers/sparse_attn_indexer.py (profile branch)",
-            note="one indexer layer at a time", megabytes=megabytes,
-        )  # fmt: skip
+            "indexer_logits_dummy",
+            "megabytes * 1048576",
+            "layers/sparse_attn_indexer.py (profile branch)",
+            note="one indexer layer at a time",
+            megabytes=megabytes,
+        )
         terms = [tokens, max(dummy, logits, key=lambda t: t.n_bytes)]
     return phase("MLA", (*kept, *terms))
 
@@ -237,9 +344,15 @@ def _state_space(sizes: Sizes, mixer: StateSpace, kept: tuple[MemoryTerm, ...]) 
         (
             *kept,
             transient(
-                "state_space", "tokens * (2 * hidden + projected + copies + 2 * out) * el",
+                "state_space",
+                "tokens * (2 * hidden + projected + copies + 2 * out) * el",
                 "layers/mamba: forward without attention metadata",
-                tokens=sizes.tokens, hidden=sizes.hidden, projected=projected, copies=copies, out=out, el=sizes.el,
+                tokens=sizes.tokens,
+                hidden=sizes.hidden,
+                projected=projected,
+                copies=copies,
+                out=out,
+                el=sizes.el,
             ),
         ),
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""Building blocks: a tensor (or several) alive at some moment of the profile run, and a phase as a sum of them."""
+"""Building blocks: a tensor (or several) alive at some moment of the profile run, and a phase as a sum of
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from vllm_capacity.units import DTYPE_BYTES
 class Phase:
     """A moment of the profile run at which many bytes are alive.
 
-    `n_bytes` is everything that PyTorch has allocated above the start of profiling, what persists included. `cold` phases
-    exist only while nothing is in the compile caches yet.
+    `n_bytes` is everything that PyTorch has allocated above the start of profiling, what persists included.
+    `cold` phases exist only while nothing is in the compile caches yet.
     """
 
     name: str
@@ -30,18 +32,56 @@ def phase(name: str, terms: Iterable[MemoryTerm], *, cold: bool = False) -> Phas
     return Phase(name, sum(t.n_bytes for t in kept), kept, cold)
 
 
-def transient(name: str, formula: str, source: str, *, note: str = "", low: int | None = None, high: int | None = None,
-              component: Component = Component.ACTIVATION, **values: int | float) -> MemoryTerm:
+def transient(
+    name: str,
+    formula: str,
+    source: str,
+    *,
+    note: str = "",
+    low: int | None = None,
+    high: int | None = None,
+    component: Component = Component.ACTIVATION,
+    **values: int | float,
+) -> MemoryTerm:
     """Alive at the peak, gone after the profile run."""
-    return term(name, component, formula, allocator=Allocator.TORCH, lifetime=Lifetime.PROFILE_TRANSIENT, source=source,
-                low=low, high=high, note=note, **values)
+    return term(
+        name,
+        component,
+        formula,
+        allocator=Allocator.TORCH,
+        lifetime=Lifetime.PROFILE_TRANSIENT,
+        source=source,
+        low=low,
+        high=high,
+        note=note,
+        **values,
+    )
 
 
-def persistent(name: str, formula: str, source: str, *, note: str = "", low: int | None = None, high: int | None = None,
-               component: Component = Component.WORKSPACE, **values: int | float) -> MemoryTerm:
+def persistent(
+    name: str,
+    formula: str,
+    source: str,
+    *,
+    note: str = "",
+    low: int | None = None,
+    high: int | None = None,
+    component: Component = Component.WORKSPACE,
+    **values: int | float,
+) -> MemoryTerm:
     """Allocated during the profile run and kept for the life of the engine."""
-    return term(name, component, formula, allocator=Allocator.TORCH, lifetime=Lifetime.PROFILE_PERSISTENT, source=source,
-                low=low, high=high, note=note, **values)
+    return term(
+        name,
+        component,
+        formula,
+        allocator=Allocator.TORCH,
+        lifetime=Lifetime.PROFILE_PERSISTENT,
+        source=source,
+        low=low,
+        high=high,
+        note=note,
+        **values,
+    )
 
 
 def less(t: MemoryTerm, n_bytes: int, note: str) -> MemoryTerm:
@@ -49,14 +89,19 @@ def less(t: MemoryTerm, n_bytes: int, note: str) -> MemoryTerm:
     values = {**t.values, "later": n_bytes}
     rest = max(0, t.n_bytes - n_bytes)
     return replace(
-        t, n_bytes=rest, low=max(0, t.low - n_bytes), high=max(rest, t.high - n_bytes),
-        formula=f"max(0, ({t.formula}) - later)", values=values, note="; ".join(filter(None, (t.note, note))),
-    )  # fmt: skip
+        t,
+        n_bytes=rest,
+        low=max(0, t.low - n_bytes),
+        high=max(rest, t.high - n_bytes),
+        formula=f"max(0, ({t.formula}) - later)",
+        values=values,
+        note="; ".join(filter(None, (t.note, note))),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The numbers that most phases share. `tokens` is the batch of the profile run, `rows` its logits rows."""
+    """Numbers that most phases share. `tokens` is the batch of the profile run, `rows` its logits rows."""
 
     tokens: int
     sequences: int
@@ -73,10 +118,15 @@ class Sizes:
         engine, architecture = ctx.engine, ctx.architecture
         tokens, sequences = engine.max_num_batched_tokens, engine.max_num_seqs
         return Sizes(
-            tokens=tokens, sequences=sequences, rows=min(tokens, sequences), tp=engine.parallel.tp,
-            hidden=architecture.hidden_size, vocab=architecture.vocab_size,
-            padded_vocab=-(-architecture.vocab_size // 64) * 64, el=DTYPE_BYTES[engine.dtype],
-        )  # fmt: skip
+            tokens=tokens,
+            sequences=sequences,
+            rows=min(tokens, sequences),
+            tp=engine.parallel.tp,
+            hidden=architecture.hidden_size,
+            vocab=architecture.vocab_size,
+            padded_vocab=-(-architecture.vocab_size // 64) * 64,
+            el=DTYPE_BYTES[engine.dtype],
+        )
 
 
 def share(size: int, tp: int) -> int:

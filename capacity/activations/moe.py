@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from vllm_capacity.activations.layers import attention_width
 from vllm_capacity.activations.live import Phase, Sizes, persistent, phase, share, transient
 from vllm_capacity.activations.quant_kind import QuantKind, quant_kind
 from vllm_capacity.architecture.modules import Experts, LayerGroup, MixtureOfExperts
 from vllm_capacity.context import RankContext
-from vllm_capacity.ledger import MemoryTerm
+from vllm_capacity.ledger import Component, MemoryTerm
 from vllm_capacity.units import cdiv, round_up
 
 
@@ -29,8 +30,8 @@ class ExpertsKernel(StrEnum):
 def experts_kernel(ctx: RankContext, *, quantised: bool = True) -> ExpertsKernel:
     """The experts class that vLLM's oracle puts first for this device and these weights.
 
-    Source: `_get_priority_backends` in fused_moe/oracle/{unquantized,fp8,mxfp4,nvfp4,int_wna16}.py (0.26.0): Hopper prefers
-    Triton over FlashInfer for bf16 and for block fp8 without expert parallelism.
+    Source: `_get_priority_backends` in fused_moe/oracle/{unquantized,fp8,mxfp4,nvfp4,int_wna16}.py (0.26.0):
+    Hopper prefers Triton over FlashInfer for bf16 and for block fp8 without expert parallelism.
     """
     forced = ctx.engine.args.other("moe_backend")
     if forced in _FORCED:
@@ -55,7 +56,11 @@ def experts_kernel(ctx: RankContext, *, quantised: bool = True) -> ExpertsKernel
         return ExpertsKernel.FLASHINFER_CUTLASS if ep and sm == 90 else ExpertsKernel.TRITON
     if kind is QuantKind.FP8:
         if sm == 90:
-            return ExpertsKernel.CUTLASS_FP8 if ctx.engine.quantization == "compressed-tensors" else ExpertsKernel.FLASHINFER_CUTLASS
+            return (
+                ExpertsKernel.CUTLASS_FP8
+                if ctx.engine.quantization == "compressed-tensors"
+                else ExpertsKernel.FLASHINFER_CUTLASS
+            )
         return ExpertsKernel.TRITON if sm >= 89 else ExpertsKernel.MARLIN
     return ExpertsKernel.TRITON
 
@@ -89,34 +94,59 @@ def _layer(ctx: RankContext, sizes: Sizes, group: LayerGroup) -> _Layer | None:
     ep = parallel.expert_parallel and ranks > 1
     quantised = next((m.quantised for m in group.modules if isinstance(m, Experts)), True)
     return _Layer(
-        moe, experts_kernel(ctx, quantised=quantised),
+        moe,
+        experts_kernel(ctx, quantised=quantised),
         intermediate=moe.intermediate_size if ep else share(moe.intermediate_size, ranks),
         local_experts=cdiv(moe.num_experts, ranks) if ep else moe.num_experts,
         tokens=sizes.tokens * parallel.dp,
-    )  # fmt: skip
+    )
 
 
 def _workspace(sizes: Sizes, layer: _Layer) -> MemoryTerm:
-    """`FusedMoEModularKernel._allocate_buffers`: two buffers from the WorkspaceManager, each rounded up to 256 bytes.
+    """`FusedMoEModularKernel._allocate_buffers`: two buffers from the WorkspaceManager, each rounded up to
+    256 bytes.
 
-    Source: fused_moe/modular_kernel.py:1051-1112 and `workspace_shapes` of the experts class (0.26.0); the whole batch is one
-    chunk.
+    Source: fused_moe/modular_kernel.py:1051-1112 and `workspace_shapes` of the experts class (0.26.0); the
+    whole batch is one chunk.
     """
-    k, n, width = layer.moe.hidden_size, layer.intermediate, (2 if layer.moe.gated else 1) * layer.intermediate
+    k, n, width = (
+        layer.moe.hidden_size,
+        layer.intermediate,
+        (2 if layer.moe.gated else 1) * layer.intermediate,
+    )
     first, second = {
         ExpertsKernel.TRITON: (max(n, k), max(width, k)),
         ExpertsKernel.MARLIN: (max(n, k), max(width, k)),
         ExpertsKernel.CUTLASS_FP8: (max(width, k), max(n, k)),
     }.get(layer.kernel, (0, 0))
-    values = {"tokens": layer.tokens, "top_k": layer.moe.top_k, "first": first, "second": second, "hidden": k, "el": sizes.el}
-    formula = "round_up(max(tokens * top_k * first, tokens * hidden) * el, 256) + round_up(tokens * top_k * second * el, 256)"
+    values: dict[str, Any] = {
+        "tokens": layer.tokens,
+        "top_k": layer.moe.top_k,
+        "first": first,
+        "second": second,
+        "hidden": k,
+        "el": sizes.el,
+    }
+    formula = (
+        "round_up(max(tokens * top_k * first, tokens * hidden) * el, 256)"
+        " + round_up(tokens * top_k * second * el, 256)"
+    )
     note = f"{layer.kernel}; one buffer for all layers, kept"
-    low: int | None = None
     if layer.kernel is ExpertsKernel.FLASHINFER_CUTLASS:
-        formula, note = "round_up(tokens * hidden * el, 256)", f"{layer.kernel}; FlashInfer's own workspace comes on top"
+        formula, note = (
+            "round_up(tokens * hidden * el, 256)",
+            f"{layer.kernel}; FlashInfer's own workspace comes on top",
+        )
     elif layer.kernel in (ExpertsKernel.FLASHINFER_TRTLLM, ExpertsKernel.OAI_TRITON):
         formula, note = "0", f"{layer.kernel} asks nothing of the workspace manager"
-    return persistent("moe_workspace", formula, "fused_moe/modular_kernel.py: _allocate_buffers", note=note, low=low, **values)
+    return persistent(
+        "moe_workspace",
+        formula,
+        "fused_moe/modular_kernel.py: _allocate_buffers",
+        note=note,
+        component=Component.WORKSPACE,
+        **values,
+    )
 
 
 def moe_workspace(ctx: RankContext, sizes: Sizes) -> MemoryTerm | None:
@@ -126,7 +156,9 @@ def moe_workspace(ctx: RankContext, sizes: Sizes) -> MemoryTerm | None:
 
 
 def moe_phases(ctx: RankContext, sizes: Sizes, kept: tuple[MemoryTerm, ...]) -> Iterator[Phase]:
-    """While the experts run: the held tensors, router outputs, the shared expert and what the kernel allocates itself."""
+    """While the experts run: the held tensors, router outputs, the shared expert and what the kernel
+    allocates itself.
+    """
     for group, _count in ctx.layers:
         layer = _layer(ctx, sizes, group)
         if layer is not None:
@@ -138,28 +170,52 @@ def _live(ctx: RankContext, sizes: Sizes, group: LayerGroup, layer: _Layer) -> I
     shared = sizes.hidden if layer.moe.shared_intermediate_size else 0
     wide = 3 * share(layer.moe.shared_intermediate_size, sizes.tp)
     yield transient(
-        "moe_hidden_states", "tokens * (attention_out + 4 * hidden + shared_out + shared_wide) * el",
+        "moe_hidden_states",
+        "tokens * (attention_out + 4 * hidden + shared_out + shared_wide) * el",
         "layers/fused_moe/runner: forward; the model's MoE block",
         note="attention output, residuals, normed input, experts' output, shared expert",
-        tokens=sizes.tokens, attention_out=held, hidden=sizes.hidden, shared_out=shared, shared_wide=wide, el=sizes.el,
-    )  # fmt: skip
+        tokens=sizes.tokens,
+        attention_out=held,
+        hidden=sizes.hidden,
+        shared_out=shared,
+        shared_wide=wide,
+        el=sizes.el,
+    )
     yield transient(
-        "moe_routing", "gathered * (experts * el + 12 * top_k) + 4 * (gathered * top_k + local_experts * 127)",
+        "moe_routing",
+        "gathered * (experts * el + 12 * top_k) + 4 * (gathered * top_k + local_experts * 127)",
         "layers/fused_moe: router logits, top-k weights and ids, sorted token ids",
-        gathered=layer.tokens, experts=layer.moe.num_experts, el=sizes.el, top_k=layer.moe.top_k,
+        gathered=layer.tokens,
+        experts=layer.moe.num_experts,
+        el=sizes.el,
+        top_k=layer.moe.top_k,
         local_experts=layer.local_experts,
-    )  # fmt: skip
+    )
     kind = quant_kind(ctx)
-    if kind in (QuantKind.FP8, QuantKind.FP8_BLOCK) and layer.kernel in (ExpertsKernel.TRITON, ExpertsKernel.CUTLASS_FP8):
+    if kind in (QuantKind.FP8, QuantKind.FP8_BLOCK) and layer.kernel in (
+        ExpertsKernel.TRITON,
+        ExpertsKernel.CUTLASS_FP8,
+    ):
         yield transient(
-            "moe_quantised_activations", "gathered * hidden + gathered * top_k * width",
-            "fused_moe/utils.py: moe_kernel_quantize_input (inputs of both GEMMs)", low=0,
-            gathered=layer.tokens, hidden=layer.moe.hidden_size, top_k=layer.moe.top_k, width=layer.intermediate,
-        )  # fmt: skip
+            "moe_quantised_activations",
+            "gathered * hidden + gathered * top_k * width",
+            "fused_moe/utils.py: moe_kernel_quantize_input (inputs of both GEMMs)",
+            low=0,
+            gathered=layer.tokens,
+            hidden=layer.moe.hidden_size,
+            top_k=layer.moe.top_k,
+            width=layer.intermediate,
+        )
     if layer.kernel is ExpertsKernel.OAI_TRITON:
         width = round_up(layer.intermediate, 32)
         yield transient(
-            "moe_triton_kernels", "gathered * top_k * (3 * width + hidden) * el",
-            "third_party/triton_kernels/matmul_ogs.py: outputs of both GEMMs and the scatter buffer", low=0,
-            gathered=layer.tokens, top_k=layer.moe.top_k, width=width, hidden=layer.moe.hidden_size, el=sizes.el,
-        )  # fmt: skip
+            "moe_triton_kernels",
+            "gathered * top_k * (3 * width + hidden) * el",
+            "third_party/triton_kernels/matmul_ogs.py: outputs of both GEMMs and the scatter buffer",
+            low=0,
+            gathered=layer.tokens,
+            top_k=layer.moe.top_k,
+            width=width,
+            hidden=layer.moe.hidden_size,
+            el=sizes.el,
+        )

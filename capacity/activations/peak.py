@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from vllm_capacity.activations.compile import compile_phase
 from vllm_capacity.activations.encoder import encoder_phases
@@ -19,8 +19,9 @@ from vllm_capacity.ledger import Lifetime, MemoryTerm
 class ActivationPeak:
     """What a rank needs while it profiles, above what was allocated before.
 
-    `terms` add up to `n_bytes`: what is alive at the winning phase, with everything that stays allocated after the profile run
-    counted as such. `warm_bytes` is the peak of a start that finds its kernels in the compile caches.
+    `terms` add up to `n_bytes`: what is alive at the winning phase, with everything that stays allocated
+    after the profile run counted as such. `warm_bytes` is the peak of a start that finds its kernels in the
+    compile caches.
     """
 
     phases: tuple[Phase, ...]
@@ -38,14 +39,19 @@ def activation_peak(ctx: RankContext) -> ActivationPeak:
     terms = _terms(winner, stays)
     warm_stays, warm = _phases(ctx, sizes, cold=False)
     return ActivationPeak(
-        phases=phases, winner=winner, terms=terms, n_bytes=sum(t.n_bytes for t in terms),
+        phases=phases,
+        winner=winner,
+        terms=terms,
+        n_bytes=sum(t.n_bytes for t in terms),
         warm_bytes=max(max(p.n_bytes for p in warm), sum(t.n_bytes for t in warm_stays)),
-    )  # fmt: skip
+    )
 
 
-def _phases(ctx: RankContext, sizes: Sizes, *, cold: bool) -> tuple[tuple[MemoryTerm, ...], tuple[Phase, ...]]:
+def _phases(
+    ctx: RankContext, sizes: Sizes, *, cold: bool
+) -> tuple[tuple[MemoryTerm, ...], tuple[Phase, ...]]:
     """What stays allocated after the profile run, and all phases."""
-    inputs = _inputs(ctx, sizes)
+    inputs = (*_inputs(ctx, sizes), *_auxiliary(ctx, sizes))
     early = (*_cublas(ctx), *_pipeline_buffers(ctx, sizes))
     found = moe_workspace(ctx, sizes)
     workspace = (found,) if found is not None and found.n_bytes else ()
@@ -64,7 +70,9 @@ def _phases(ctx: RankContext, sizes: Sizes, *, cold: bool) -> tuple[tuple[Memory
 
 
 def _terms(winner: Phase, stays: Iterable[MemoryTerm]) -> tuple[MemoryTerm, ...]:
-    """The winner's transient terms and all persistent ones. Persistent bytes that come after the winner reuse its memory."""
+    """The winner's transient terms and all persistent ones. Persistent bytes that come after the winner reuse
+    its memory.
+    """
     stays = tuple(stays)
     later = sum(t.n_bytes for t in stays) - sum(
         t.n_bytes for t in winner.terms if t.lifetime is Lifetime.PROFILE_PERSISTENT
@@ -79,21 +87,47 @@ def _terms(winner: Phase, stays: Iterable[MemoryTerm]) -> tuple[MemoryTerm, ...]
 
 
 def _inputs(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
-    """Index tensors of the dummy batch: four of one int32 per sequence (runner V2), each in a block of 512 bytes."""
+    """Index tensors of the dummy batch: four of one int32 per sequence (runner V2), each in a block of 512
+    bytes.
+    """
     if ctx.engine.model_runner != "V2":
         return ()
     return (
         transient(
-            "dummy_batch", "3 * round_up(4 * rows, 512) + round_up(4 * (rows + 1), 512)",
-            "v1/worker/gpu/input_batch.py: InputBatch.make_dummy", rows=sizes.rows,
+            "dummy_batch",
+            "3 * round_up(4 * rows, 512) + round_up(4 * (rows + 1), 512)",
+            "v1/worker/gpu/input_batch.py: InputBatch.make_dummy",
+            rows=sizes.rows,
         ),
-    )  # fmt: skip
+    )
+
+
+def _auxiliary(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
+    """Hidden states of three layers that EAGLE-3 and dflash drafts read: kept from their layer to the end of
+    the forward.
+    """
+    given = ctx.engine.args.other("speculative_config")
+    method = given.get("method") if isinstance(given, Mapping) else None
+    if method not in ("eagle3", "dflash") or not ctx.is_last_stage:
+        return ()
+    return (
+        transient(
+            "auxiliary_hidden_states",
+            "3 * tokens * hidden * el",
+            "the model's forward: aux_hidden_states",
+            tokens=sizes.tokens,
+            hidden=sizes.hidden,
+            el=sizes.el,
+        ),
+    )
 
 
 def _cublas(ctx: RankContext) -> tuple[MemoryTerm, ...]:
-    """PyTorch's cuBLAS workspace, allocated at the first matrix product and kept; earlier releases of it are smaller.
+    """PyTorch's cuBLAS workspace, allocated at the first matrix product and kept; earlier releases of it are
+    smaller.
 
-    Source: parseChosenWorkspaceSize, aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper (and newer), 8.125 MiB before.
+    Source: parseChosenWorkspaceSize, aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper (and newer),
+    8.125 MiB before.
     """
     if ctx.release.has("cublas_before_snapshot"):
         return ()
@@ -102,27 +136,33 @@ def _cublas(ctx: RankContext) -> tuple[MemoryTerm, ...]:
 
 def cublas_workspace(ctx: RankContext, lifetime: Lifetime) -> MemoryTerm:
     """The cuBLAS workspace with the lifetime that the release gives it."""
-    from dataclasses import replace
-
     large = 4096 * 8 * 1024
     small = 4096 * 1024 * 2 + 16 * 1024 * 8
     n_bytes = large if ctx.device.sm >= 90 else small
     t = persistent(
-        "cublas_workspace", "workspace", "PyTorch, ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize",
-        low=n_bytes if ctx.device.sm == 90 else small, workspace=n_bytes,
+        "cublas_workspace",
+        "workspace",
+        "PyTorch, ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize",
+        low=n_bytes if ctx.device.sm == 90 else small,
+        workspace=n_bytes,
         note="CUBLAS_WORKSPACE_CONFIG changes it",
-    )  # fmt: skip
+    )
     return replace(t, lifetime=lifetime)
 
 
 def _pipeline_buffers(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
-    """Hidden states and residual that a later stage receives: runner V1 allocates them in the profile run and keeps them."""
+    """Hidden states and residual that a later stage receives: runner V1 allocates them in the profile run and
+    keeps them.
+    """
     if ctx.is_first_stage or ctx.engine.model_runner != "V1":
         return ()
     return (
         persistent(
-            "intermediate_tensors", "2 * tokens * hidden * el",
+            "intermediate_tensors",
+            "2 * tokens * hidden * el",
             "v1/worker/gpu_model_runner.py: _dummy_run (make_empty_intermediate_tensors)",
-            tokens=sizes.tokens, hidden=sizes.hidden, el=sizes.el,
+            tokens=sizes.tokens,
+            hidden=sizes.hidden,
+            el=sizes.el,
         ),
-    )  # fmt: skip
+    )

@@ -50,7 +50,9 @@ def quant_kind(ctx: RankContext) -> QuantKind:
 def _compressed_tensors(block: Mapping[str, Any]) -> QuantKind:
     """From the first config group: bits and type of weights, whether input activations are quantised."""
     groups = block.get("config_groups")
-    group = next(iter(groups.values()), {}) if isinstance(groups, Mapping) and groups else {}
+    group: Mapping[str, Any] = (
+        next(iter(groups.values()), {}) if isinstance(groups, Mapping) and groups else {}
+    )
     weights = group.get("weights") or {}
     activations = group.get("input_activations")
     bits, kind = weights.get("num_bits"), weights.get("type")

@@ -1,4 +1,6 @@
-"""The end of the profile run on the last stage: final hidden states, logits, and the sampler's dummy pass or passes."""
+"""The end of the profile run on the last stage: final hidden states, logits, and the sampler's dummy pass or
+passes.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,17 @@ def needs_topk_buffer(ctx: RankContext, sizes: Sizes) -> bool:
 
 
 def topk_buffer(ctx: RankContext, sizes: Sizes) -> MemoryTerm:
-    """The Triton top-k/top-p kernel's scratch: one row of fp32 logits per SM, kept for the life of the process."""
+    """The Triton top-k/top-p kernel's scratch: one row of fp32 logits per SM, kept for the life of the
+    process.
+    """
     return persistent(
-        "topk_topp_buffer", "min(sms, rows) * vocab * 4", TOP_K_BUFFER, sms=ctx.device.num_sms, rows=sizes.rows, vocab=sizes.vocab,
-    )  # fmt: skip
+        "topk_topp_buffer",
+        "min(sms, rows) * vocab * 4",
+        TOP_K_BUFFER,
+        sms=ctx.device.num_sms,
+        rows=sizes.rows,
+        vocab=sizes.vocab,
+    )
 
 
 def _samples(ctx: RankContext) -> bool:
@@ -32,13 +41,21 @@ def final_phases(ctx: RankContext, sizes: Sizes, kept: tuple[MemoryTerm, ...]) -
     if not ctx.is_last_stage:
         return
     hidden = transient(
-        "final_hidden_states", "tokens * hidden * el", "the model's forward: last_hidden_state, held by profile_run",
-        tokens=sizes.tokens, hidden=sizes.hidden, el=sizes.el,
-    )  # fmt: skip
+        "final_hidden_states",
+        "tokens * hidden * el",
+        "the model's forward: last_hidden_state, held by profile_run",
+        tokens=sizes.tokens,
+        hidden=sizes.hidden,
+        el=sizes.el,
+    )
     residual = transient(
-        "final_norm", "tokens * hidden * el", "the model's final norm: residual beside the normed output",
-        tokens=sizes.tokens, hidden=sizes.hidden, el=sizes.el,
-    )  # fmt: skip
+        "final_norm",
+        "tokens * hidden * el",
+        "the model's final norm: residual beside the normed output",
+        tokens=sizes.tokens,
+        hidden=sizes.hidden,
+        el=sizes.el,
+    )
     yield phase("final norm", (*kept, hidden, residual))
     if not _samples(ctx):
         yield phase("pooler", (*kept, hidden, _pooled(sizes)))
@@ -46,6 +63,8 @@ def final_phases(ctx: RankContext, sizes: Sizes, kept: tuple[MemoryTerm, ...]) -
     yield phase("logits", (*kept, hidden, _sampled(ctx, sizes), *_gather(ctx, sizes)))
     if ctx.engine.model_runner == "V1":
         yield phase("sampler", (*kept, hidden, _sampled(ctx, sizes), *_sampler_v1(sizes)))
+        if ctx.engine.num_speculative_tokens:
+            yield phase("rejection sampler", (*kept, hidden, _sampled(ctx, sizes), *_rejection_v1(sizes)))
     elif ctx.release.has("v2_sampler_warmup_params"):
         yield phase("sampler", (*kept, hidden, _sampled(ctx, sizes), *_sampler_v2_warmup(sizes)))
     else:
@@ -54,64 +73,125 @@ def final_phases(ctx: RankContext, sizes: Sizes, kept: tuple[MemoryTerm, ...]) -
 
 def _pooled(sizes: Sizes) -> MemoryTerm:
     return transient(
-        "pooler", "tokens * hidden * 4", "layers/pooler: heads run in fp32, token-wise pooling over all tokens",
-        low=sizes.rows * sizes.hidden * 4, tokens=sizes.tokens, hidden=sizes.hidden,
-    )  # fmt: skip
+        "pooler",
+        "tokens * hidden * 4",
+        "layers/pooler: heads run in fp32, token-wise pooling over all tokens",
+        low=sizes.rows * sizes.hidden * 4,
+        tokens=sizes.tokens,
+        hidden=sizes.hidden,
+    )
 
 
 def _sampled(ctx: RankContext, sizes: Sizes) -> MemoryTerm:
     """The rows that are sampled; runner V1 replaces them by random ones of the same shape."""
     copies = 2 if ctx.engine.model_runner == "V1" else 1
     return transient(
-        "sampled_hidden_states", "copies * rows * hidden * el", "profile_run, _dummy_sampler_run",
-        copies=copies, rows=sizes.rows, hidden=sizes.hidden, el=sizes.el,
-    )  # fmt: skip
+        "sampled_hidden_states",
+        "copies * rows * hidden * el",
+        "profile_run, _dummy_sampler_run",
+        copies=copies,
+        rows=sizes.rows,
+        hidden=sizes.hidden,
+        el=sizes.el,
+    )
 
 
 def _logits(sizes: Sizes) -> MemoryTerm:
     return transient(
-        "logits", "rows * padded_vocab * el", "layers/logits_processor.py: _get_logits",
-        rows=sizes.rows, padded_vocab=sizes.padded_vocab, el=sizes.el,
-    )  # fmt: skip
+        "logits",
+        "rows * padded_vocab * el",
+        "layers/logits_processor.py: _get_logits",
+        rows=sizes.rows,
+        padded_vocab=sizes.padded_vocab,
+        el=sizes.el,
+    )
 
 
 def _gather(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
-    """Logits in the model's dtype; with tp > 1 the local part, the gathered parts and their contiguous copy at once."""
+    """Logits in the model's dtype; with tp > 1 the local part, the gathered parts and their contiguous copy
+    at once.
+    """
     local = transient(
-        "logits_local", "(rows * padded_vocab // tp) * el + rows * padded_vocab * el if tp > 1 else 0",
+        "logits_local",
+        "(rows * padded_vocab // tp) * el + rows * padded_vocab * el if tp > 1 else 0",
         "distributed/device_communicators/base_device_communicator.py: all_gather (movedim and reshape copy)",
-        rows=sizes.rows, padded_vocab=sizes.padded_vocab, tp=sizes.tp, el=sizes.el,
-    )  # fmt: skip
+        rows=sizes.rows,
+        padded_vocab=sizes.padded_vocab,
+        tp=sizes.tp,
+        el=sizes.el,
+    )
     cap = transient(
-        "logits_soft_cap", "capped * rows * vocab * el", "layers/logits_processor.py: soft_cap, one temporary",
-        capped=int(ctx.architecture.logits_soft_cap), rows=sizes.rows, vocab=sizes.vocab, el=sizes.el,
-    )  # fmt: skip
+        "logits_soft_cap",
+        "capped * rows * vocab * el",
+        "layers/logits_processor.py: soft_cap, one temporary",
+        capped=int(ctx.architecture.logits_soft_cap),
+        rows=sizes.rows,
+        vocab=sizes.vocab,
+        el=sizes.el,
+    )
     return (_logits(sizes), local, cap)
 
 
 def _sampler_v1(sizes: Sizes) -> tuple[MemoryTerm, ...]:
-    """fp32 logits, probabilities and exponential noise beside the logits: 14 bytes per logit for a 2-byte model dtype.
+    """fp32 logits, probabilities and exponential noise beside the logits: 14 bytes per logit for a 2-byte
+    model dtype.
 
     Source: `_dummy_sampler_run`, v1/worker/gpu_model_runner.py; v1/sample/sampler.py: forward;
     v1/sample/ops/topk_topp_sampler.py: forward_native, random_sample.
     """
     fp32 = transient(
-        "sampler_fp32_logits", "rows * vocab * 4 * copied", "v1/sample/sampler.py: logits.to(torch.float32)",
-        note="no copy where the logits are fp32 already", rows=sizes.rows, vocab=sizes.vocab, copied=int(sizes.el != 4),
-    )  # fmt: skip
+        "sampler_fp32_logits",
+        "rows * vocab * 4 * copied",
+        "v1/sample/sampler.py: logits.to(torch.float32)",
+        note="no copy where the logits are fp32 already",
+        rows=sizes.rows,
+        vocab=sizes.vocab,
+        copied=int(sizes.el != 4),
+    )
     noise = transient(
-        "sampler_probabilities", "2 * rows * vocab * 4", "v1/sample/ops/topk_topp_sampler.py: softmax, then exponential noise",
-        rows=sizes.rows, vocab=sizes.vocab,
-    )  # fmt: skip
+        "sampler_probabilities",
+        "2 * rows * vocab * 4",
+        "v1/sample/ops/topk_topp_sampler.py: softmax, then exponential noise",
+        rows=sizes.rows,
+        vocab=sizes.vocab,
+    )
     return (_logits(sizes), fp32, noise)
 
 
+def _rejection_v1(sizes: Sizes) -> tuple[MemoryTerm, ...]:
+    """One draft and one bonus row per sequence: random logits, then the bonus rows' sampling in fp32.
+
+    Source: `_dummy_sampler_run`, v1/worker/gpu_model_runner.py; v1/sample/rejection_sampler.py: forward.
+    """
+    logits = transient(
+        "rejection_logits",
+        "2 * rows * vocab * el",
+        "v1/worker/gpu_model_runner.py: _dummy_sampler_run",
+        rows=sizes.rows,
+        vocab=sizes.vocab,
+        el=sizes.el,
+    )
+    probabilities = transient(
+        "rejection_probabilities",
+        "3 * rows * vocab * 4",
+        "v1/sample/rejection_sampler.py: forward",
+        rows=sizes.rows,
+        vocab=sizes.vocab,
+    )
+    return (logits, probabilities)
+
+
 def _sampler_v2(sizes: Sizes) -> tuple[MemoryTerm, ...]:
-    """Up to 0.32 the dummy pass has no top-k, top-p or logprobs: logits in the model's dtype and the Gumbel maxima."""
+    """Up to 0.32 the dummy pass has no top-k, top-p or logprobs: logits in the model's dtype and the Gumbel
+    maxima.
+    """
     gumbel = transient(
-        "sampler_gumbel", "rows * cdiv(vocab, 1024) * 12", "v1/worker/gpu/sample/gumbel.py: gumbel_sample",
-        rows=sizes.rows, vocab=sizes.vocab,
-    )  # fmt: skip
+        "sampler_gumbel",
+        "rows * cdiv(vocab, 1024) * 12",
+        "v1/worker/gpu/sample/gumbel.py: gumbel_sample",
+        rows=sizes.rows,
+        vocab=sizes.vocab,
+    )
     return (_logits(sizes), gumbel)
 
 
@@ -122,11 +202,18 @@ def _sampler_v2_warmup(sizes: Sizes) -> tuple[MemoryTerm, ...]:
     apply_sampling_params; FlashInfer's top_k_top_p_sampling_from_logits (0.33.0).
     """
     fp32 = transient(
-        "sampler_fp32_logits", "rows * vocab * 4", "v1/worker/gpu/sample/sampler.py: apply_sampling_params",
-        rows=sizes.rows, vocab=sizes.vocab,
-    )  # fmt: skip
+        "sampler_fp32_logits",
+        "rows * vocab * 4",
+        "v1/worker/gpu/sample/sampler.py: apply_sampling_params",
+        rows=sizes.rows,
+        vocab=sizes.vocab,
+    )
     filtered = transient(
-        "sampler_filtered", "2 * rows * vocab * 4", "FlashInfer: masked logits and probabilities", low=0,
-        rows=sizes.rows, vocab=sizes.vocab,
-    )  # fmt: skip
+        "sampler_filtered",
+        "2 * rows * vocab * 4",
+        "FlashInfer: masked logits and probabilities",
+        low=0,
+        rows=sizes.rows,
+        vocab=sizes.vocab,
+    )
     return (_logits(sizes), fp32, filtered)

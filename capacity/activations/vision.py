@@ -1,7 +1,8 @@
-"""How large one image or video is for a model: tokens, pixels and patches of the item with which vLLM profiles the encoder.
+"""How large one image or video is for a model: tokens, pixels and patches of the item with which vLLM
+profiles the encoder.
 
-Item sizes come from the model's processor. Where config.json does not hold them (the preprocessor's files do), the defaults of the public
-checkpoints stand here; `--mm-processor-kwargs` overrides them as in vLLM.
+Item sizes come from the model's processor. Where config.json does not hold them (the preprocessor's files
+do), the defaults of the public checkpoints stand here; `--mm-processor-kwargs` overrides them as in vLLM.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ UNLIMITED = 999
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One item of a modality. `tokens` are language-model positions, `embeddings` the encoder outputs that are kept."""
+    """One item of a modality. `tokens` are language-model positions, `embeddings` the encoder outputs that
+    are kept.
+    """
 
     modality: str
     tokens: int
@@ -30,7 +33,9 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """Widths of a vision tower, in elements per patch; `outputs` per kept embedding (deepstack features included)."""
+    """Widths of a vision tower, in elements per patch; `outputs` per kept embedding (deepstack features
+    included).
+    """
 
     hidden: int
     intermediate: int
@@ -38,7 +43,13 @@ class Tower:
     outputs: int
 
 
-LLAMA4_VISION = {"image_size": 336, "patch_size": 14, "pixel_shuffle_ratio": 0.5, "hidden_size": 1408, "intermediate_size": 5632}
+LLAMA4_VISION = {
+    "image_size": 336,
+    "patch_size": 14,
+    "pixel_shuffle_ratio": 0.5,
+    "hidden_size": 1408,
+    "intermediate_size": 5632,
+}
 """The public Llama 4 checkpoints' vision part, for copies of config.json that leave it out."""
 
 
@@ -76,9 +87,11 @@ def tower(ctx: RankContext) -> Tower | None:
     intermediate = int(vision.get("intermediate_size") or (hidden * float(ratio) if ratio else 4 * hidden))
     deepstack = len(vision.get("deepstack_visual_indexes") or ())
     return Tower(
-        hidden=hidden, intermediate=intermediate, gated=kind in ("qwen2_5_vl", "mistral3", "pixtral"),
+        hidden=hidden,
+        intermediate=intermediate,
+        gated=kind in ("qwen2_5_vl", "mistral3", "pixtral"),
         outputs=ctx.architecture.hidden_size * (1 + deepstack),
-    )  # fmt: skip
+    )
 
 
 def largest_item(ctx: RankContext) -> Item | None:
@@ -112,7 +125,9 @@ def _gemma3(ctx: RankContext, vision: Mapping[str, Any]) -> Item:
     """A fixed square per image; without pan-and-scan one crop (models/gemma3_mm.py)."""
     size, tokens = int(vision.get("image_size", 896)), int(ctx.config.root.get("mm_tokens_per_image", 256))
     patches = (size // int(vision.get("patch_size", 14))) ** 2
-    return Item(modality="image", tokens=tokens, embeddings=tokens, pixel_elements=3 * size * size, patches=patches)
+    return Item(
+        modality="image", tokens=tokens, embeddings=tokens, pixel_elements=3 * size * size, patches=patches
+    )
 
 
 def _pixtral(ctx: RankContext, vision: Mapping[str, Any]) -> Item:
@@ -120,8 +135,13 @@ def _pixtral(ctx: RankContext, vision: Mapping[str, Any]) -> Item:
     size, patch = int(vision.get("image_size", 1540)), int(vision.get("patch_size", 14))
     merge = int(ctx.config.root.get("spatial_merge_size", vision.get("spatial_merge_size", 1)) or 1)
     side = size // (patch * merge)
-    return Item(modality="image", tokens=side * (side + 1), embeddings=side * side, pixel_elements=3 * size * size,
-                patches=(size // patch) ** 2)  # fmt: skip
+    return Item(
+        modality="image",
+        tokens=side * (side + 1),
+        embeddings=side * side,
+        pixel_elements=3 * size * size,
+        patches=(size // patch) ** 2,
+    )
 
 
 def _llama4(vision: Mapping[str, Any], overrides: Mapping[str, Any]) -> Item:
@@ -130,16 +150,28 @@ def _llama4(vision: Mapping[str, Any], overrides: Mapping[str, Any]) -> Item:
     tiles = int(overrides.get("max_patches", 16)) + 1
     ratio = float(vision.get("pixel_shuffle_ratio", 0.5))
     per_tile = (size // patch) ** 2 // round(1.0 / ratio**2)
-    return Item(modality="image", tokens=tiles * per_tile, embeddings=tiles * per_tile,
-                pixel_elements=tiles * 3 * size * size, patches=tiles * ((size // patch) ** 2 + 1))  # fmt: skip
+    return Item(
+        modality="image",
+        tokens=tiles * per_tile,
+        embeddings=tiles * per_tile,
+        pixel_elements=tiles * 3 * size * size,
+        patches=tiles * ((size // patch) ** 2 + 1),
+    )
 
 
 def _qwen(
-    ctx: RankContext, vision: Mapping[str, Any], overrides: Mapping[str, Any], *, max_pixels: int, video_tokens: int | None
-) -> list[Item]:  # fmt: skip
-    """Images up to max_pixels; videos of as many frame pairs as max_model_len holds, at most 14 frames (models/qwen2_vl.py).
+    ctx: RankContext,
+    vision: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    max_pixels: int,
+    video_tokens: int | None,
+) -> list[Item]:
+    """Images up to max_pixels; videos of as many frame pairs as max_model_len holds, at most 14 frames
+    (models/qwen2_vl.py).
 
-    For Qwen3-VL the video size is the processor's alone: 153,600 tokens in a recorded start (its log prints the budget).
+    For Qwen3-VL the video size is the processor's alone: 153,600 tokens in a recorded start (its log prints
+    the budget).
     """
     patch, merge = int(vision.get("patch_size", 14)), int(vision.get("spatial_merge_size", 2))
     temporal = int(vision.get("temporal_patch_size", 2))
@@ -151,19 +183,36 @@ def _qwen(
         pairs = max(1, min(ctx.engine.max_model_len // image, 14 // temporal))
         video = image * pairs
     else:
-        video = video_tokens if not isinstance(given, int) else max(1, pixels // temporal // (patch * merge) ** 2)
-    return [_qwen_item("image", image, patch, merge, temporal, True), _qwen_item("video", video, patch, merge, temporal, video_tokens is None)]
+        video = (
+            video_tokens if not isinstance(given, int) else max(1, pixels // temporal // (patch * merge) ** 2)
+        )
+    return [
+        _qwen_item("image", image, patch, merge, temporal, True),
+        _qwen_item("video", video, patch, merge, temporal, video_tokens is None),
+    ]
 
 
 def _qwen_item(modality: str, tokens: int, patch: int, merge: int, temporal: int, known: bool) -> Item:
     patches = tokens * merge * merge
-    return Item(modality=modality, tokens=tokens, embeddings=tokens, patches=patches, known=known,
-                pixel_elements=patches * 3 * temporal * patch * patch)  # fmt: skip
+    return Item(
+        modality=modality,
+        tokens=tokens,
+        embeddings=tokens,
+        patches=patches,
+        known=known,
+        pixel_elements=patches * 3 * temporal * patch * patch,
+    )
 
 
 def _unknown(ctx: RankContext, vision: Mapping[str, Any]) -> Item:
     """A model whose processor is not modelled: one item as large as the batch."""
     patch = int(vision.get("patch_size") or 14)
     tokens = ctx.engine.max_num_batched_tokens
-    return Item(modality="image", tokens=tokens, embeddings=tokens, patches=4 * tokens, known=False,
-                pixel_elements=4 * tokens * 3 * patch * patch)  # fmt: skip
+    return Item(
+        modality="image",
+        tokens=tokens,
+        embeddings=tokens,
+        patches=4 * tokens,
+        known=False,
+        pixel_elements=4 * tokens * 3 * patch * patch,
+    )

@@ -1,6 +1,8 @@
-"""Everything on a GPU beside weights, activations and KV cache: one module per cause, each yields its ledger terms.
+"""Everything on a GPU beside weights, activations and KV cache: one module per cause, each yields its ledger
+terms.
 
-`overhead_terms` lists a term for every component it is responsible for; what does not apply is a term of 0 bytes that says why.
+`overhead_terms` lists a term for every component it is responsible for; what does not apply is a term of 0
+bytes that says why.
 """
 
 from __future__ import annotations
@@ -22,9 +24,20 @@ from vllm_capacity.overheads.speculative import speculative_terms
 from vllm_capacity.overheads.workspaces import workspace_terms
 
 _PARTS = (
-    cuda_context_terms, nccl_terms, all_reduce_terms, runner_buffer_terms, workspace_terms, attention_buffer_terms,
-    flashinfer_terms, cuda_graph_terms, encoder_terms, lora_terms, speculative_terms, offload_terms, request_terms,
-)  # fmt: skip
+    cuda_context_terms,
+    nccl_terms,
+    all_reduce_terms,
+    runner_buffer_terms,
+    workspace_terms,
+    attention_buffer_terms,
+    flashinfer_terms,
+    cuda_graph_terms,
+    encoder_terms,
+    lora_terms,
+    speculative_terms,
+    offload_terms,
+    request_terms,
+)
 
 
 def overhead_terms(ctx: RankContext) -> tuple[MemoryTerm, ...]:

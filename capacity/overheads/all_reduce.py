@@ -1,4 +1,6 @@
-"""Buffers of vLLM's own all-reduce paths: custom all-reduce and PyTorch symmetric memory. All exist before the snapshot."""
+"""Buffers of vLLM's own all-reduce paths: custom all-reduce and PyTorch symmetric memory. All exist before
+the snapshot.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ CUSTOM_MAX = {
     103: {2: 4 * MIB, 4: 4 * MIB, 6: 8 * MIB, 8: 4 * MIB},
     107: {2: 4 * MIB, 4: 4 * MIB, 6: 8 * MIB, 8: 4 * MIB},
 }
-"""CUSTOM_ALL_REDUCE_MAX_SIZES: bytes by compute capability and world size (all_reduce_utils.py, 0.26.0; 10.7 from 0.33.0)."""
+"""CUSTOM_ALL_REDUCE_MAX_SIZES: bytes by compute capability and world size (all_reduce_utils.py, 0.26.0; 10.7
+from 0.33.0).
+"""
 
 SYMMETRIC_MAX = {
     90: {2: 64 * MIB, 4: 32 * MIB, 6: 64 * MIB, 8: 64 * MIB},
@@ -30,7 +34,9 @@ SYMMETRIC_MAX = {
 
 DEFAULT_MAX = 8 * MIB
 META_BYTES = 80 * 1024
-"""Upper bound of `ops.meta_size()`, the signal block of csrc/custom_all_reduce.cuh; rounded up to CUDA's 2 MiB anyway."""
+"""Upper bound of `ops.meta_size()`, the signal block of csrc/custom_all_reduce.cuh; rounded up to CUDA's 2
+MiB anyway.
+"""
 
 
 def symmetric_bytes(ctx: RankContext) -> int:
@@ -63,31 +69,67 @@ def _why_no_custom(ctx: RankContext) -> str:
 def _custom(ctx: RankContext) -> MemoryTerm:
     reason = _why_no_custom(ctx)
     if reason:
-        return nothing("custom_all_reduce", Component.CUSTOM_ALL_REDUCE, reason, source=CUSTOM, allocator=Allocator.CUDA,
-                       lifetime=Lifetime.BEFORE_SNAPSHOT)  # fmt: skip
+        return nothing(
+            "custom_all_reduce",
+            Component.CUSTOM_ALL_REDUCE,
+            reason,
+            source=CUSTOM,
+            allocator=Allocator.CUDA,
+            lifetime=Lifetime.BEFORE_SNAPSHOT,
+        )
     size = DEFAULT_MAX
     if symmetric_bytes(ctx):
         size = min(CUSTOM_MAX.get(ctx.device.sm, {}).get(ctx.engine.parallel.tp, DEFAULT_MAX), DEFAULT_MAX)
     return term(
-        "custom_all_reduce", Component.CUSTOM_ALL_REDUCE, "round_up(buffer + meta, granule) + round_up(buffer, granule)",
-        allocator=Allocator.CUDA, lifetime=Lifetime.BEFORE_SNAPSHOT, source=CUSTOM, low=0 if not ctx.device.nvlink else None,
-        note="needs peer-to-peer access", buffer=size, meta=META_BYTES, granule=2 * MIB,
-    )  # fmt: skip
+        "custom_all_reduce",
+        Component.CUSTOM_ALL_REDUCE,
+        "round_up(buffer + meta, granule) + round_up(buffer, granule)",
+        allocator=Allocator.CUDA,
+        lifetime=Lifetime.BEFORE_SNAPSHOT,
+        source=CUSTOM,
+        low=0 if not ctx.device.nvlink else None,
+        note="needs peer-to-peer access",
+        buffer=size,
+        meta=META_BYTES,
+        granule=2 * MIB,
+    )
 
 
 def _pointers(ctx: RankContext) -> Iterator[MemoryTerm]:
     if not _why_no_custom(ctx):
-        yield term("custom_all_reduce_pointers", Component.CUSTOM_ALL_REDUCE, "8 * 1048576", source=CUSTOM,
-                   lifetime=Lifetime.BEFORE_SNAPSHOT)  # fmt: skip
+        yield term(
+            "custom_all_reduce_pointers",
+            Component.CUSTOM_ALL_REDUCE,
+            "8 * 1048576",
+            source=CUSTOM,
+            lifetime=Lifetime.BEFORE_SNAPSHOT,
+        )
 
 
 def _symmetric(ctx: RankContext) -> MemoryTerm:
     size = symmetric_bytes(ctx)
     if not size:
         tp = ctx.engine.parallel.tp
-        reason = "one GPU in the tensor-parallel group" if tp == 1 else f"off, or not made for {tp} GPUs of sm{ctx.device.sm}"
-        return nothing("symmetric_memory", Component.CUSTOM_ALL_REDUCE, reason, source=SYMMETRIC, allocator=Allocator.CUDA,
-                       lifetime=Lifetime.BEFORE_SNAPSHOT)  # fmt: skip
-    return term("symmetric_memory", Component.CUSTOM_ALL_REDUCE, "buffer", allocator=Allocator.CUDA,
-                lifetime=Lifetime.BEFORE_SNAPSHOT, source=SYMMETRIC, buffer=size,
-                note="stays referenced even where multicast is missing")  # fmt: skip
+        reason = (
+            "one GPU in the tensor-parallel group"
+            if tp == 1
+            else f"off, or not made for {tp} GPUs of sm{ctx.device.sm}"
+        )
+        return nothing(
+            "symmetric_memory",
+            Component.CUSTOM_ALL_REDUCE,
+            reason,
+            source=SYMMETRIC,
+            allocator=Allocator.CUDA,
+            lifetime=Lifetime.BEFORE_SNAPSHOT,
+        )
+    return term(
+        "symmetric_memory",
+        Component.CUSTOM_ALL_REDUCE,
+        "buffer",
+        allocator=Allocator.CUDA,
+        lifetime=Lifetime.BEFORE_SNAPSHOT,
+        source=SYMMETRIC,
+        buffer=size,
+        note="stays referenced even where multicast is missing",
+    )

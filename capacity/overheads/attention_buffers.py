@@ -1,4 +1,6 @@
-"""Buffers of attention metadata builders other than FlashInfer's: created with the KV cache, after it was sized."""
+"""Buffers of attention metadata builders other than FlashInfer's: created with the KV cache, after it was
+sized.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +21,55 @@ def attention_buffer_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     if any(name.startswith("FLASH_ATTN") for name in ctx.engine.attention_backends):
         largest = max(ctx.engine.cudagraph_capture_sizes, default=0)
         yield term(
-            "flash_attention_metadata", Component.WORKSPACE, "(1 + 4 * round_up(max(sequences, largest), 4)) * 4",
-            lifetime=Lifetime.AFTER_PROFILE, source="v1/attention/backends/flash_attn.py: scheduler_metadata",
-            sequences=ctx.engine.max_num_seqs, largest=largest,
-        )  # fmt: skip
+            "flash_attention_metadata",
+            Component.WORKSPACE,
+            "(1 + 4 * round_up(max(sequences, largest), 4)) * 4",
+            lifetime=Lifetime.AFTER_PROFILE,
+            source="v1/attention/backends/flash_attn.py: scheduler_metadata",
+            sequences=ctx.engine.max_num_seqs,
+            largest=largest,
+        )
 
 
 def _mla(ctx: RankContext, mixer: MultiHeadLatentAttention) -> Iterator[MemoryTerm]:
     dcp = ctx.engine.parallel.dcp
     element = DTYPE_BYTES[ctx.engine.dtype]
     yield term(
-        "mla_chunked_prefill_workspace", Component.WORKSPACE, "(tokens + (tokens // dcp if dcp > 1 else 0)) * (lora + rope) * el",
-        lifetime=Lifetime.AFTER_PROFILE, source="layers/attention/mla_attention.py: MLACommonMetadataBuilder.__init__",
-        tokens=mla_workspace_tokens(ctx), dcp=dcp, lora=mixer.kv_lora_rank, rope=mixer.qk_rope_head_dim, el=element,
-    )  # fmt: skip
+        "mla_chunked_prefill_workspace",
+        Component.WORKSPACE,
+        "(tokens + (tokens // dcp if dcp > 1 else 0)) * (lora + rope) * el",
+        lifetime=Lifetime.AFTER_PROFILE,
+        source="layers/attention/mla_attention.py: MLACommonMetadataBuilder.__init__",
+        tokens=mla_workspace_tokens(ctx),
+        dcp=dcp,
+        lora=mixer.kv_lora_rank,
+        rope=mixer.qk_rope_head_dim,
+        el=element,
+    )
     if "TRITON_MLA" in ctx.engine.attention_backends:
         splits = 1
         while splits < max(1, ctx.engine.max_model_len // 512):
             splits *= 2
         yield term(
-            "triton_mla_splits", Component.WORKSPACE, "sequences * heads * dcp * min(splits, 2 * sms) * (lora + 1) * 4",
-            lifetime=Lifetime.AFTER_PROFILE, source="v1/attention/backends/mla/triton_mla.py: _reserve_attn_logits_workspace",
-            low=0, note="shares the workspace manager's buffer with MoE layers: the larger of the two counts",
-            sequences=ctx.engine.max_num_seqs, heads=max(1, mixer.num_heads // ctx.engine.parallel.tp), dcp=dcp, splits=splits,
-            sms=ctx.device.num_sms, lora=mixer.kv_lora_rank,
-        )  # fmt: skip
+            "triton_mla_splits",
+            Component.WORKSPACE,
+            "sequences * heads * dcp * min(splits, 2 * sms) * (lora + 1) * 4",
+            lifetime=Lifetime.AFTER_PROFILE,
+            source="v1/attention/backends/mla/triton_mla.py: _reserve_attn_logits_workspace",
+            low=0,
+            note="shares the workspace manager's buffer with MoE layers: the larger of the two counts",
+            sequences=ctx.engine.max_num_seqs,
+            heads=max(1, mixer.num_heads // ctx.engine.parallel.tp),
+            dcp=dcp,
+            splits=splits,
+            sms=ctx.device.num_sms,
+            lora=mixer.kv_lora_rank,
+        )
 
 
 def aligned_blocks(max_model_len: int, block_size: int) -> int:
-    """Blocks of the longest request in a block table row, rounded as TRT-LLM asks (gpu/model_runner.py:425-446, 0.26.0)."""
+    """Blocks of the longest request in a block table row, rounded as TRT-LLM asks
+    (gpu/model_runner.py:425-446, 0.26.0).
+    """
     blocks = -(-max_model_len // block_size)
     return round_up(blocks, 128 // block_size) if block_size <= 128 else blocks

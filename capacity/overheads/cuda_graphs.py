@@ -1,7 +1,8 @@
 """CUDA graphs: what vLLM estimates and subtracts, and what they take.
 
-A captured graph keeps its temporaries in a memory pool that all graphs share (the largest batch decides; two streams bring a cuBLAS
-workspace each) and its nodes in driver memory. The driver's share grows with the number of captured sizes times layers; the bytes per size and layer are measured.
+A captured graph keeps its temporaries in a memory pool that all graphs share (the largest batch decides; two
+streams bring a cuBLAS workspace each) and its nodes in driver memory. The driver's share grows with the
+number of captured sizes times layers; the bytes per size and layer are measured.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, ter
 from vllm_capacity.overheads.terms import measured, nothing
 from vllm_capacity.units import DTYPE_BYTES
 
-SOURCE = "v1/worker/gpu_model_runner.py: profile_cudagraph_memory, capture_model; v1/worker/gpu/cudagraph_utils.py"
+SOURCE = (
+    "v1/worker/gpu_model_runner.py: profile_cudagraph_memory, capture_model; v1/worker/gpu/cudagraph_utils.py"
+)
 
 
 def captures(ctx: RankContext) -> bool:
@@ -61,16 +64,33 @@ def _graphs(ctx: RankContext, name: str, component: str) -> MemoryTerm:
     layers = sum(count for _, count in ctx.layers)
     splits = measured(ctx, "graph_attention_splits").n_bytes
     values = {
-        "largest": max(sizes), "live": _live_elements(ctx), "el": DTYPE_BYTES[ctx.engine.dtype], "splits": splits,
-        "heads": _split_heads(ctx), "cublas": cublas_workspace(ctx, Lifetime.AFTER_PROFILE).n_bytes, "sizes": len(sizes), "modes": graph_modes(ctx), "layers": layers, "node": found.n_bytes,
-    }  # fmt: skip
+        "largest": max(sizes),
+        "live": _live_elements(ctx),
+        "el": DTYPE_BYTES[ctx.engine.dtype],
+        "splits": splits,
+        "heads": _split_heads(ctx),
+        "cublas": cublas_workspace(ctx, Lifetime.AFTER_PROFILE).n_bytes,
+        "sizes": len(sizes),
+        "modes": graph_modes(ctx),
+        "layers": layers,
+        "node": found.n_bytes,
+    }
     t = term(
-        name, Component.CUDA_GRAPHS, "largest * (live * el + splits * heads * 4) + 2 * cublas + sizes * modes * layers * node",
-        allocator=Allocator.CUDA, lifetime=Lifetime.AFTER_PROFILE, source=SOURCE,
-        note=f"pool of the largest size, and driver memory per size, mode and layer ({found.name}: {found.origin})", **values,
-    )  # fmt: skip
+        name,
+        Component.CUDA_GRAPHS,
+        "largest * (live * el + splits * heads * 4) + 2 * cublas + sizes * modes * layers * node",
+        allocator=Allocator.CUDA,
+        lifetime=Lifetime.AFTER_PROFILE,
+        source=SOURCE,
+        note=f"largest size's pool; driver memory per size, mode and layer ({found.name}: {found.origin})",
+        **values,
+    )
     count = len(sizes) * graph_modes(ctx) * layers
-    return replace(t, low=t.n_bytes - count * (found.n_bytes - found.low), high=t.n_bytes + count * (found.high - found.n_bytes))
+    return replace(
+        t,
+        low=t.n_bytes - count * (found.n_bytes - found.low),
+        high=t.n_bytes + count * (found.high - found.n_bytes),
+    )
 
 
 def _kernels(ctx: RankContext) -> str:
@@ -81,7 +101,9 @@ def _kernels(ctx: RankContext) -> str:
 
 
 def _live_elements(ctx: RankContext) -> int:
-    """Elements per token in the pool: the widest layer's live set, as in the profile run, and the hidden states kept."""
+    """Elements per token in the pool: the widest layer's live set, as in the profile run, and the hidden
+    states kept.
+    """
     hidden, tp = ctx.architecture.hidden_size, ctx.engine.parallel.tp
     widest = 0
     for group, _ in ctx.layers:

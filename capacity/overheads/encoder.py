@@ -15,21 +15,45 @@ SOURCE = "v1/core/encoder_cache_manager.py: compute_mm_encoder_budget"
 
 
 def encoder_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
-    """Outputs that requests keep in the encoder cache; part of the profiled peak where the runner profiles the encoder."""
+    """Outputs that requests keep in the encoder cache; part of the profiled peak where the runner profiles
+    the encoder.
+    """
     if not ctx.architecture.is_multimodal:
-        yield nothing("encoder_cache", Component.ENCODER, "no multimodal encoder", source=SOURCE, lifetime=Lifetime.RUNTIME)
+        yield nothing(
+            "encoder_cache",
+            Component.ENCODER,
+            "no multimodal encoder",
+            source=SOURCE,
+            lifetime=Lifetime.RUNTIME,
+        )
         return
     batch, shape = encoder_batch(ctx), tower(ctx)
     if batch is None or shape is None:
-        yield nothing("encoder_cache", Component.ENCODER, "every modality is limited to 0", source=SOURCE,
-                      lifetime=Lifetime.RUNTIME)  # fmt: skip
+        yield nothing(
+            "encoder_cache",
+            Component.ENCODER,
+            "every modality is limited to 0",
+            source=SOURCE,
+            lifetime=Lifetime.RUNTIME,
+        )
         return
     if profiles_encoder(ctx):
-        yield nothing("encoder_cache", Component.ENCODER, "inside the profiled activation peak", source=SOURCE,
-                      lifetime=Lifetime.RUNTIME)  # fmt: skip
+        yield nothing(
+            "encoder_cache",
+            Component.ENCODER,
+            "inside the profiled activation peak",
+            source=SOURCE,
+            lifetime=Lifetime.RUNTIME,
+        )
         return
     yield term(
-        "encoder_cache", Component.ENCODER, "tokens * outputs * el", lifetime=Lifetime.RUNTIME, source=SOURCE,
-        note="not profiled: runner V2 before 0.27.0, or --skip-mm-profiling", tokens=encoder_budget(ctx), outputs=shape.outputs,
+        "encoder_cache",
+        Component.ENCODER,
+        "tokens * outputs * el",
+        lifetime=Lifetime.RUNTIME,
+        source=SOURCE,
+        note="not profiled: runner V2 before 0.27.0, or --skip-mm-profiling",
+        tokens=encoder_budget(ctx),
+        outputs=shape.outputs,
         el=DTYPE_BYTES[ctx.engine.dtype],
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""FlashInfer's attention workspaces. Created with the attention metadata builders, after the KV cache was sized."""
+"""FlashInfer's attention workspaces. Created with the attention metadata builders, after the KV cache was
+sized.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,44 @@ def flashinfer_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     chosen = ctx.engine.attention_backends
     ours = [name for name in chosen if name.startswith("FLASHINFER")]
     if not ours:
-        yield nothing("flashinfer_workspace", Component.FLASHINFER, source=BACKEND,
-                      reason=f"{', '.join(chosen) or 'no attention backend'} is chosen on sm{ctx.device.sm}")  # fmt: skip
+        yield nothing(
+            "flashinfer_workspace",
+            Component.FLASHINFER,
+            source=BACKEND,
+            reason=f"{', '.join(chosen) or 'no attention backend'} is chosen on sm{ctx.device.sm}",
+        )
         return
     if "FLASHINFER" in ours:
         yield _attention(ctx)
         if 100 <= ctx.device.sm < 110:
-            yield term("flashinfer_trtllm_workspace", Component.FLASHINFER, "workspace", lifetime=Lifetime.AFTER_PROFILE,
-                       source="v1/attention/backends/flashinfer.py: _get_trtllm_workspace_buffer", workspace=_configured(ctx),
-                       note="one for the process, at the first TRT-LLM kernel")  # fmt: skip
+            yield term(
+                "flashinfer_trtllm_workspace",
+                Component.FLASHINFER,
+                "workspace",
+                lifetime=Lifetime.AFTER_PROFILE,
+                source="v1/attention/backends/flashinfer.py: _get_trtllm_workspace_buffer",
+                workspace=_configured(ctx),
+                note="one for the process, at the first TRT-LLM kernel",
+            )
     if "FLASHINFER_MLA" in ours:
         lse = 2 if ctx.engine.parallel.dcp > 1 else 1
-        yield term("flashinfer_mla_workspace", Component.FLASHINFER, "128 * 1048576 * lse", lifetime=Lifetime.AFTER_PROFILE,
-                   source="v1/attention/backends/mla/flashinfer_mla.py: _get_workspace_buffer", lse=lse)  # fmt: skip
+        yield term(
+            "flashinfer_mla_workspace",
+            Component.FLASHINFER,
+            "128 * 1048576 * lse",
+            lifetime=Lifetime.AFTER_PROFILE,
+            source="v1/attention/backends/mla/flashinfer_mla.py: _get_workspace_buffer",
+            lse=lse,
+        )
     if "FLASHINFER_MLA_SPARSE" in ours:
-        yield term("flashinfer_sparse_workspace", Component.FLASHINFER, "workspace", lifetime=Lifetime.AFTER_PROFILE,
-                   source="v1/attention/backends/mla/flashinfer_mla_sparse.py", workspace=_configured(ctx))  # fmt: skip
+        yield term(
+            "flashinfer_sparse_workspace",
+            Component.FLASHINFER,
+            "workspace",
+            lifetime=Lifetime.AFTER_PROFILE,
+            source="v1/attention/backends/mla/flashinfer_mla_sparse.py",
+            workspace=_configured(ctx),
+        )
 
 
 def _configured(ctx: RankContext) -> int:
@@ -56,8 +80,15 @@ def _attention(ctx: RankContext) -> MemoryTerm:
     if ctx.engine.model_runner == "V1":
         builders = max(1, len(ctx.kv_groups)) * (2 if ctx.engine.args.other("enable_dbo") else 1)
     return term(
-        "flashinfer_workspace", Component.FLASHINFER, "builders * max(configured, tokens * footprint * per_element)",
-        lifetime=Lifetime.AFTER_PROFILE, source=BACKEND,
-        note="allocated with the metadata builders, after the KV cache was sized", builders=builders, configured=floor,
-        tokens=ctx.engine.max_num_batched_tokens, footprint=footprint, per_element=per_element,
-    )  # fmt: skip
+        "flashinfer_workspace",
+        Component.FLASHINFER,
+        "builders * max(configured, tokens * footprint * per_element)",
+        lifetime=Lifetime.AFTER_PROFILE,
+        source=BACKEND,
+        note="allocated with the metadata builders, after the KV cache was sized",
+        builders=builders,
+        configured=floor,
+        tokens=ctx.engine.max_num_batched_tokens,
+        footprint=footprint,
+        per_element=per_element,
+    )

@@ -14,14 +14,18 @@ GROUPS = "distributed/parallel_state.py: initialize_model_parallel; device_commu
 def communicators(ctx: RankContext) -> tuple[str, ...]:
     """Names of the groups that own an NCCL communicator on this rank.
 
-    Every group of more than one rank creates a PyNccl communicator at start-up: tp, dcp, pcp, pp, dp, and ep for models with
-    experts; with EPLB one more. PyTorch's own process group makes one for the whole world (torch.distributed).
-    Source: parallel_state.py:1804-1943, cuda_communicator.py:82-87 (0.26.0).
+    Every group of more than one rank creates a PyNccl communicator at start-up: tp, dcp, pcp, pp, dp, and ep
+    for models with experts; with EPLB one more. PyTorch's own process group makes one for the whole world
+    (torch.distributed). Source: parallel_state.py:1804-1943, cuda_communicator.py:82-87 (0.26.0).
     """
     parallel = ctx.engine.parallel
     sizes = [
-        ("tp", parallel.tp), ("dcp", parallel.dcp), ("pcp", parallel.pcp), ("pp", parallel.pp), ("dp", parallel.dp),
-    ]  # fmt: skip
+        ("tp", parallel.tp),
+        ("dcp", parallel.dcp),
+        ("pcp", parallel.pcp),
+        ("pp", parallel.pp),
+        ("dp", parallel.dp),
+    ]
     if ctx.architecture.num_experts:
         sizes.append(("ep", parallel.moe_parallel_size))
         if ctx.engine.args.other("enable_eplb"):
@@ -33,22 +37,38 @@ def communicators(ctx: RankContext) -> tuple[str, ...]:
 
 
 def nccl_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
-    """Communicators created before the snapshot (outside the budget) and buffers that the first collectives allocate."""
+    """Communicators created before the snapshot (outside the budget) and buffers that the first collectives
+    allocate.
+    """
     names = communicators(ctx)
     if not names:
-        yield nothing("nccl_communicators", Component.NCCL, "one GPU: no communicator", source=GROUPS,
-                      allocator=Allocator.CUDA, lifetime=Lifetime.BEFORE_SNAPSHOT)  # fmt: skip
+        yield nothing(
+            "nccl_communicators",
+            Component.NCCL,
+            "one GPU: no communicator",
+            source=GROUPS,
+            allocator=Allocator.CUDA,
+            lifetime=Lifetime.BEFORE_SNAPSHOT,
+        )
         return
     from dataclasses import replace
 
     communicator = constant(
-        "nccl_communicators", Component.NCCL, measured(ctx, "nccl"), allocator=Allocator.CUDA,
-        lifetime=Lifetime.BEFORE_SNAPSHOT, source=GROUPS, count=len(names),
-    )  # fmt: skip
+        "nccl_communicators",
+        Component.NCCL,
+        measured(ctx, "nccl"),
+        allocator=Allocator.CUDA,
+        lifetime=Lifetime.BEFORE_SNAPSHOT,
+        source=GROUPS,
+        count=len(names),
+    )
     yield replace(communicator, note=f"groups: {', '.join(names)}; {communicator.note}")
     if ctx.engine.parallel.tp > 1:
         yield constant(
-            "collective_buffers", Component.NCCL, measured(ctx, "collectives"), allocator=Allocator.CUDA,
+            "collective_buffers",
+            Component.NCCL,
+            measured(ctx, "collectives"),
+            allocator=Allocator.CUDA,
             lifetime=Lifetime.PROFILE_PERSISTENT,
-            source="first collectives of profile_run: NCCL channels, FlashInfer's fused all-reduce workspace where it is on",
-        )  # fmt: skip
+            source="first collectives of profile_run: NCCL channels, FlashInfer's all-reduce workspace",
+        )

@@ -1,4 +1,6 @@
-"""What some requests need at run time beyond the profile run, and vLLM's warm-up of the sampler after graph capture."""
+"""What some requests need at run time beyond the profile run, and vLLM's warm-up of the sampler after graph
+capture.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,41 @@ def request_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     v2 = ctx.engine.model_runner == "V2"
     copied = int(v2 and not ctx.release.has("v2_sampler_warmup_params"))
     yield term(
-        "sampler_warmup", Component.ACTIVATION, "rows * vocab * (el * (1 + copied) + 4 + 8) + rows * hidden * el",
+        "sampler_warmup",
+        Component.ACTIVATION,
+        "rows * vocab * (el * (1 + copied) + 4 + 8) + rows * hidden * el",
         lifetime=Lifetime.RUNTIME,
         source="v1/worker/gpu_worker.py: compile_or_warm_up_model; v1/worker/gpu/warmup.py: warmup_kernels",
         high=2 * sizes.rows * sizes.vocab * (sizes.el * (1 + copied) + 12),
-        note="a full batch with top-k, top-p and penalties, after the KV cache and the graphs exist; PyTorch keeps the memory",
-        rows=sizes.rows, vocab=sizes.vocab, el=sizes.el, copied=copied, hidden=sizes.hidden,
-    )  # fmt: skip
+        note="full batch with top-k, top-p, penalties, after cache and graphs exist; PyTorch keeps it",
+        rows=sizes.rows,
+        vocab=sizes.vocab,
+        el=sizes.el,
+        copied=copied,
+        hidden=sizes.hidden,
+    )
     yield term(
-        "prompt_logprobs", Component.ACTIVATION, "min(1024, tokens) * vocab * (el + 4)", lifetime=Lifetime.RUNTIME,
+        "prompt_logprobs",
+        Component.ACTIVATION,
+        "min(1024, tokens) * vocab * (el + 4)",
+        lifetime=Lifetime.RUNTIME,
         source="v1/worker/gpu/sample/prompt_logprob.py: compute_prompt_logprobs_with_chunking"
-        if v2 else "v1/worker/gpu_model_runner.py: _get_prompt_logprobs_dict",
-        note="one chunk of prompt logits and their log-softmax; never profiled", high=sizes.tokens * sizes.vocab * (sizes.el + 8),
-        tokens=sizes.tokens, vocab=sizes.vocab, el=sizes.el,
-    )  # fmt: skip
+        if v2
+        else "v1/worker/gpu_model_runner.py: _get_prompt_logprobs_dict",
+        note="one chunk of prompt logits and their log-softmax; never profiled",
+        high=sizes.tokens * sizes.vocab * (sizes.el + 8),
+        tokens=sizes.tokens,
+        vocab=sizes.vocab,
+        el=sizes.el,
+    )
     if not v2:
         yield term(
-            "penalties", Component.ACTIVATION, "rows * (vocab + 1) * 18", lifetime=Lifetime.RUNTIME,
+            "penalties",
+            Component.ACTIVATION,
+            "rows * (vocab + 1) * 18",
+            lifetime=Lifetime.RUNTIME,
             source="model_executor/layers/utils.py: get_token_bin_counts_and_mask",
-            note="counts of prompt and output tokens (int64) and their masks, when any request uses penalties",
-            rows=sizes.rows, vocab=sizes.vocab,
-        )  # fmt: skip
+            note="counts of prompt and output tokens (int64) and masks, once a request uses penalties",
+            rows=sizes.rows,
+            vocab=sizes.vocab,
+        )

@@ -1,7 +1,7 @@
 """Tensors of the model runner: inputs, sampler state, block tables.
 
-Up to 0.26.0 no account of vLLM's budget holds them; from 0.27.0 on those that exist before profiling are subtracted. Block tables and
-slot mappings come with the KV cache, after it was sized.
+Up to 0.26.0 no account of vLLM's budget holds them; from 0.27.0 on those that exist before profiling are
+subtracted. Block tables and slot mappings come with the KV cache, after it was sized.
 """
 
 from __future__ import annotations
@@ -33,48 +33,86 @@ def _v2(ctx: RankContext) -> Iterator[MemoryTerm]:
     engine, architecture = ctx.engine, ctx.architecture
     sequences, tokens, vocab = engine.max_num_seqs, engine.max_num_batched_tokens, architecture.vocab_size
     yield term(
-        "input_buffers", BUFFERS, "tokens * 13 + 3 * 4 * (sequences + 1) + sequences * (8 + 4 + 8 * drafts)",
-        lifetime=Lifetime.RUNNER_INIT, source="v1/worker/gpu/input_batch.py: InputBuffers; v1/worker/gpu/states.py: RequestState",
-        tokens=tokens, sequences=sequences, drafts=engine.num_speculative_tokens,
-    )  # fmt: skip
+        "input_buffers",
+        BUFFERS,
+        "tokens * 13 + 3 * 4 * (sequences + 1) + sequences * (8 + 4 + 8 * drafts)",
+        lifetime=Lifetime.RUNNER_INIT,
+        source="v1/worker/gpu/input_batch.py: InputBuffers; v1/worker/gpu/states.py: RequestState",
+        tokens=tokens,
+        sequences=sequences,
+        drafts=engine.num_speculative_tokens,
+    )
     yield term(
-        "token_ids_uva", BUFFERS, "4 * sequences * max_model_len", allocator=Allocator.HOST, lifetime=Lifetime.RUNNER_INIT,
+        "token_ids_uva",
+        BUFFERS,
+        "4 * sequences * max_model_len",
+        allocator=Allocator.HOST,
+        lifetime=Lifetime.RUNNER_INIT,
         source="v1/worker/gpu/states.py: RequestState.all_token_ids (pinned host memory seen by the GPU)",
-        sequences=sequences, max_model_len=engine.max_model_len,
-    )  # fmt: skip
+        sequences=sequences,
+        max_model_len=engine.max_model_len,
+    )
     if architecture.is_multimodal:
         yield term(
-            "inputs_embeds", BUFFERS, "tokens * hidden * el", lifetime=Lifetime.RUNNER_INIT,
-            source="v1/worker/gpu/mm/encoder_runner.py", tokens=tokens, hidden=architecture.hidden_size,
+            "inputs_embeds",
+            BUFFERS,
+            "tokens * hidden * el",
+            lifetime=Lifetime.RUNNER_INIT,
+            source="v1/worker/gpu/mm/encoder_runner.py",
+            tokens=tokens,
+            hidden=architecture.hidden_size,
             el=DTYPE_BYTES[engine.dtype],
-        )  # fmt: skip
+        )
     yield from _m_rope(ctx)
     if not ctx.is_first_stage:
         yield term(
-            "intermediate_tensors", BUFFERS, "2 * tokens * hidden * el", lifetime=Lifetime.RUNNER_INIT,
-            source="v1/worker/gpu/model_runner.py: load_model (make_empty_intermediate_tensors)", tokens=tokens,
-            hidden=architecture.hidden_size, el=DTYPE_BYTES[engine.dtype],
-        )  # fmt: skip
+            "intermediate_tensors",
+            BUFFERS,
+            "2 * tokens * hidden * el",
+            lifetime=Lifetime.RUNNER_INIT,
+            source="v1/worker/gpu/model_runner.py: load_model (make_empty_intermediate_tensors)",
+            tokens=tokens,
+            hidden=architecture.hidden_size,
+            el=DTYPE_BYTES[engine.dtype],
+        )
     if ctx.is_last_stage and architecture.runner_type == "generate":
         yield term(
-            "penalty_counts", BUFFERS, "4 * sequences * vocab", lifetime=Lifetime.RUNNER_INIT,
+            "penalty_counts",
+            BUFFERS,
+            "4 * sequences * vocab",
+            lifetime=Lifetime.RUNNER_INIT,
             source="v1/worker/gpu/sample/penalties.py: PenaltiesState.output_bin_counts",
-            note="allocated whether or not a request uses penalties; --max-num-seqs scales it", sequences=sequences, vocab=vocab,
-        )  # fmt: skip
-        yield term(
-            "prompt_mask", BUFFERS, "4 * sequences * cdiv(vocab, 32)", lifetime=Lifetime.RUNNER_INIT,
-            source="v1/worker/gpu/sample/penalties.py: PenaltiesState.prompt_bin_mask", sequences=sequences, vocab=vocab,
-        )  # fmt: skip
-        yield term(
-            "sampler_state", BUFFERS, "4 * sequences * (1024 + 129 + 1024 + 1024 + 1024 + 128 + 128)",
-            lifetime=Lifetime.RUNNER_INIT, source="v1/worker/gpu/sample: bad_words.py, logit_bias.py, logprob.py",
+            note="allocated whether or not a request uses penalties; --max-num-seqs scales it",
             sequences=sequences,
-        )  # fmt: skip
+            vocab=vocab,
+        )
         yield term(
-            "grammar_bitmask", BUFFERS, "4 * sequences * query * (cdiv(vocab, 32) + 1)", lifetime=Lifetime.RUNNER_INIT,
-            source="v1/worker/gpu/structured_outputs.py: StructuredOutputsWorker", sequences=sequences,
-            query=_query_length(ctx), vocab=vocab,
-        )  # fmt: skip
+            "prompt_mask",
+            BUFFERS,
+            "4 * sequences * cdiv(vocab, 32)",
+            lifetime=Lifetime.RUNNER_INIT,
+            source="v1/worker/gpu/sample/penalties.py: PenaltiesState.prompt_bin_mask",
+            sequences=sequences,
+            vocab=vocab,
+        )
+        yield term(
+            "sampler_state",
+            BUFFERS,
+            "4 * sequences * (1024 + 129 + 1024 + 1024 + 1024 + 128 + 128)",
+            lifetime=Lifetime.RUNNER_INIT,
+            source="v1/worker/gpu/sample: bad_words.py, logit_bias.py, logprob.py",
+            sequences=sequences,
+        )
+        yield term(
+            "grammar_bitmask",
+            BUFFERS,
+            "4 * sequences * query * (cdiv(vocab, 32) + 1)",
+            lifetime=Lifetime.RUNNER_INIT,
+            source="v1/worker/gpu/structured_outputs.py: StructuredOutputsWorker",
+            sequences=sequences,
+            query=_query_length(ctx),
+            vocab=vocab,
+        )
 
 
 def _v1(ctx: RankContext) -> Iterator[MemoryTerm]:
@@ -82,26 +120,47 @@ def _v1(ctx: RankContext) -> Iterator[MemoryTerm]:
     sequences, tokens = engine.max_num_seqs, engine.max_num_batched_tokens
     source = "v1/worker/gpu_model_runner.py: GPUModelRunner.__init__"
     yield term(
-        "input_buffers", BUFFERS, "tokens * (4 + 8 + 8 + 8 + 1) + sequences * 48", lifetime=Lifetime.RUNNER_INIT, source=source,
-        tokens=tokens, sequences=sequences,
-    )  # fmt: skip
+        "input_buffers",
+        BUFFERS,
+        "tokens * (4 + 8 + 8 + 8 + 1) + sequences * 48",
+        lifetime=Lifetime.RUNNER_INIT,
+        source=source,
+        tokens=tokens,
+        sequences=sequences,
+    )
     yield term(
-        "inputs_embeds", BUFFERS, "tokens * hidden * el", lifetime=Lifetime.RUNNER_INIT, source=source,
-        note="allocated for text-only models too", tokens=tokens, hidden=ctx.architecture.hidden_size,
+        "inputs_embeds",
+        BUFFERS,
+        "tokens * hidden * el",
+        lifetime=Lifetime.RUNNER_INIT,
+        source=source,
+        note="allocated for text-only models too",
+        tokens=tokens,
+        hidden=ctx.architecture.hidden_size,
         el=DTYPE_BYTES[engine.dtype],
-    )  # fmt: skip
+    )
     yield from _m_rope(ctx)
     yield term(
-        "sampler_state", BUFFERS, "6 * 4 * sequences", lifetime=Lifetime.RUNNER_INIT, source="v1/worker/gpu_input_batch.py",
+        "sampler_state",
+        BUFFERS,
+        "6 * 4 * sequences",
+        lifetime=Lifetime.RUNNER_INIT,
+        source="v1/worker/gpu_input_batch.py",
         sequences=sequences,
-    )  # fmt: skip
+    )
 
 
 def _m_rope(ctx: RankContext) -> Iterator[MemoryTerm]:
     rope = ctx.config.get("rope_scaling") or ctx.config.get("rope_parameters") or {}
     if isinstance(rope, dict) and "mrope_section" in rope:
-        yield term("mrope_positions", BUFFERS, "3 * (tokens + 1) * 8", lifetime=Lifetime.RUNNER_INIT,
-                   source="v1/worker/gpu/mm/rope.py; gpu_model_runner.py", tokens=ctx.engine.max_num_batched_tokens)  # fmt: skip
+        yield term(
+            "mrope_positions",
+            BUFFERS,
+            "3 * (tokens + 1) * 8",
+            lifetime=Lifetime.RUNNER_INIT,
+            source="v1/worker/gpu/mm/rope.py; gpu_model_runner.py",
+            tokens=ctx.engine.max_num_batched_tokens,
+        )
 
 
 def _block_tables(ctx: RankContext) -> Iterator[MemoryTerm]:
@@ -119,11 +178,21 @@ def _block_tables(ctx: RankContext) -> Iterator[MemoryTerm]:
     if not ctx.kv_groups and ctx.architecture.has_attention:
         groups, entries = 1, aligned_blocks(ctx.engine.max_model_len, ctx.engine.block_size or 16)
     yield term(
-        "block_tables", BUFFERS, "4 * copies * sequences * blocks_per_row", lifetime=Lifetime.AFTER_PROFILE,
-        source="v1/worker/gpu/block_table.py: BlockTables; v1/worker/block_table.py: BlockTable", copies=copies,
-        sequences=ctx.engine.max_num_seqs, blocks_per_row=entries,
-    )  # fmt: skip
+        "block_tables",
+        BUFFERS,
+        "4 * copies * sequences * blocks_per_row",
+        lifetime=Lifetime.AFTER_PROFILE,
+        source="v1/worker/gpu/block_table.py: BlockTables; v1/worker/block_table.py: BlockTable",
+        copies=copies,
+        sequences=ctx.engine.max_num_seqs,
+        blocks_per_row=entries,
+    )
     yield term(
-        "slot_mappings", BUFFERS, "8 * groups * tokens", lifetime=Lifetime.AFTER_PROFILE,
-        source="v1/worker/gpu/block_table.py: slot_mappings", groups=groups, tokens=ctx.engine.max_num_batched_tokens,
-    )  # fmt: skip
+        "slot_mappings",
+        BUFFERS,
+        "8 * groups * tokens",
+        lifetime=Lifetime.AFTER_PROFILE,
+        source="v1/worker/gpu/block_table.py: slot_mappings",
+        groups=groups,
+        tokens=ctx.engine.max_num_batched_tokens,
+    )

@@ -1,13 +1,229 @@
-"""To come."""
+"""Speculative decoding: the draft's weights and the buffers of the proposer. Its KV cache is planned with the
+model's.
+
+Source: v1/worker/gpu/spec_decode (runner V2), v1/spec_decode (runner V1), models/llama_eagle3.py,
+models/deepseek_mtp.py (0.26.0).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 from vllm_capacity.context import RankContext
-from vllm_capacity.ledger import Component, MemoryTerm
+from vllm_capacity.engine_defaults.speculation import Speculation, resolve_speculation
+from vllm_capacity.errors import InputError
+from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.terms import nothing
+from vllm_capacity.units import DTYPE_BYTES, round_up
+
+SOURCE = "v1/worker/gpu/spec_decode/speculator.py; v1/spec_decode/llm_base_proposer.py"
+_NEXTN_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "n_predict")
+_WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
 
 
 def speculative_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
-    yield nothing("speculative", Component.SPECULATIVE, "not asked for", source="engine/arg_utils.py")
+    """Draft weights (part of what loading takes) and proposer buffers; drafts run on the last stage."""
+    speculation = resolve_speculation(ctx.engine.args, ctx.config)
+    if speculation.method is None:
+        yield nothing(
+            "draft_weights",
+            Component.SPECULATIVE,
+            "--speculative-config is not given",
+            source=SOURCE,
+            lifetime=Lifetime.LOAD,
+        )
+        return
+    if not ctx.is_last_stage:
+        yield nothing(
+            "draft_weights",
+            Component.SPECULATIVE,
+            "drafts run on the last pipeline stage",
+            source=SOURCE,
+            lifetime=Lifetime.LOAD,
+        )
+        return
+    yield _weights(ctx, speculation)
+    yield from _buffers(ctx, speculation)
+
+
+def _weights(ctx: RankContext, speculation: Speculation) -> MemoryTerm:
+    method = speculation.method
+    if method in _WITHOUT_MODEL:
+        return nothing(
+            "draft_weights",
+            Component.SPECULATIVE,
+            f"method {method} has no weights",
+            source=SOURCE,
+            lifetime=Lifetime.LOAD,
+        )
+    if method == "mtp":
+        return _mtp(ctx)
+    if not speculation.draft:
+        return term(
+            "draft_weights",
+            Component.SPECULATIVE,
+            "0",
+            lifetime=Lifetime.LOAD,
+            source=SOURCE,
+            high=_share_of_target(ctx),
+            note=f"the {method} draft's config.json is not known: its weights are not counted",
+        )
+    if method in ("eagle", "eagle3"):
+        return _eagle(ctx, speculation.draft, eagle3=method == "eagle3")
+    return _draft_model(ctx, speculation.draft)
+
+
+def _share_of_target(ctx: RankContext) -> int:
+    """A draft is smaller than a tenth of its target: the upper end where nothing is known."""
+    from vllm_capacity.weights.rank import rank_weights
+
+    return rank_weights(ctx).n_bytes // 10
+
+
+def _mtp(ctx: RankContext) -> MemoryTerm:
+    """Each next-token layer is one more last layer with eh_proj [H, 2H] (not quantised) and three norms.
+
+    Embedding and head are the target's own (models/deepseek_mtp.py; v1/worker/gpu/spec_decode/eagle: shared).
+    """
+    from vllm_capacity.weights.rank import rank_weights
+
+    last = max(ctx.architecture.layers, key=lambda group: max(group.indices))
+    count = next((ctx.config.size(key) for key in _NEXTN_KEYS if ctx.config.get(key)), 1)
+    alone = replace(
+        ctx,
+        layers=((replace(last, indices=(0,)), 1),),
+        architecture=replace(ctx.architecture, outside=()),
+    )
+    hidden = ctx.architecture.hidden_size
+    return term(
+        "draft_weights",
+        Component.SPECULATIVE,
+        "layers * (layer_bytes + (2 * hidden * hidden + 3 * hidden) * el)",
+        lifetime=Lifetime.LOAD,
+        source="model_executor/models/deepseek_mtp.py: DeepSeekMultiTokenPredictorLayer",
+        note="one more last layer each, eh_proj and norms; embedding and head are shared with the model",
+        layers=count,
+        layer_bytes=rank_weights(alone).n_bytes,
+        hidden=hidden,
+        el=DTYPE_BYTES[ctx.engine.dtype],
+    )
+
+
+def _number(draft: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = draft.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(
+            f"--speculative-config: the draft's {key!r} must be a positive integer, not {value!r:.60}"
+        )
+    return value
+
+
+def _eagle(ctx: RankContext, draft: Mapping[str, Any], *, eagle3: bool) -> MemoryTerm:
+    """A Llama-like draft of a few layers, its projection, and for EAGLE-3 a head over the draft vocabulary.
+
+    EAGLE-3: qkv of the first layer reads embedding and hidden state side by side; `fc` maps three of the
+    target's hidden states to one; the embedding is shared with the target. EAGLE: `fc` maps embedding and
+    hidden state; head and embedding are shared.
+    """
+    tp = ctx.engine.parallel.tp
+    hidden, heads = _number(draft, "hidden_size"), _number(draft, "num_attention_heads")
+    kv_heads = _number(draft, "num_key_value_heads", heads)
+    head = _number(draft, "head_dim", hidden // heads)
+    layers, width = _number(draft, "num_hidden_layers", 1), _number(draft, "intermediate_size")
+    q, kv = heads // tp * head, 2 * max(1, kv_heads // tp) * head
+    target = int(draft.get("target_hidden_size") or ctx.architecture.hidden_size)
+    vocab = round_up(
+        _number(draft, "draft_vocab_size", _number(draft, "vocab_size", ctx.architecture.vocab_size)), 64
+    )
+    return term(
+        "draft_weights",
+        Component.SPECULATIVE,
+        "(layers * ((q + kv) * hidden + q * hidden + 3 * width * hidden + 3 * hidden)"
+        " + first * (q + kv) * hidden"
+        " + fc_inputs * hidden + head_rows * hidden + hidden) * el + 8 * map_rows",
+        lifetime=Lifetime.LOAD,
+        source="model_executor/models/llama_eagle3.py; models/llama_eagle.py",
+        note="the embedding is the model's own",
+        layers=layers,
+        q=q,
+        kv=kv,
+        hidden=hidden,
+        width=width // tp,
+        first=int(eagle3),
+        fc_inputs=3 * target if eagle3 else 2 * hidden,
+        head_rows=vocab // tp if eagle3 else 0,
+        map_rows=vocab if eagle3 and "draft_vocab_size" in draft else 0,
+        el=DTYPE_BYTES[ctx.engine.dtype],
+    )
+
+
+def _draft_model(ctx: RankContext, draft: Mapping[str, Any]) -> MemoryTerm:
+    """A whole model of its own, with the target's tensor parallelism and no pipeline."""
+    from vllm_capacity.architecture.registry import build_architecture
+    from vllm_capacity.inputs.config_json import normalise
+    from vllm_capacity.weights.rank import rank_weights
+
+    config = normalise("the draft model", draft, source="--speculative-config")
+    architecture = build_architecture(config, ctx.release)
+    layers = tuple((group, len(group.indices)) for group in architecture.layers)
+    parallel = replace(ctx.engine.parallel, pp=1, layer_partition=None)
+    quantization = (config.quantization or {}).get("quant_method")
+    own = replace(
+        ctx,
+        config=config,
+        architecture=architecture,
+        layers=layers,
+        pp_rank=0,
+        kv_groups=(),
+        engine=replace(ctx.engine, parallel=parallel, quantization=quantization),
+    )
+    return term(
+        "draft_weights",
+        Component.SPECULATIVE,
+        "weights",
+        lifetime=Lifetime.LOAD,
+        source="v1/worker/gpu/spec_decode; v1/spec_decode/draft_model.py",
+        weights=rank_weights(own).n_bytes,
+    )
+
+
+def _buffers(ctx: RankContext, speculation: Speculation) -> Iterator[MemoryTerm]:
+    if speculation.method in _WITHOUT_MODEL:
+        return
+    engine, v2 = ctx.engine, ctx.engine.model_runner == "V2"
+    yield term(
+        "draft_hidden_states",
+        Component.SPECULATIVE,
+        "copies * tokens * hidden * el",
+        lifetime=Lifetime.RUNNER_INIT,
+        source="v1/worker/gpu/spec_decode/autoregressive/speculator.py"
+        if v2
+        else "v1/spec_decode/llm_base_proposer.py",
+        copies=1 + int(ctx.architecture.is_multimodal or not v2),
+        tokens=engine.max_num_batched_tokens,
+        hidden=ctx.architecture.hidden_size,
+        el=DTYPE_BYTES[engine.dtype],
+    )
+    yield term(
+        "draft_inputs",
+        Component.SPECULATIVE,
+        "tokens * 21 + sequences * (24 + 8 * drafts)",
+        lifetime=Lifetime.RUNNER_INIT,
+        source=SOURCE,
+        tokens=engine.max_num_batched_tokens,
+        sequences=engine.max_num_seqs,
+        drafts=speculation.num_tokens,
+    )
+    if speculation.values.get("draft_sample_method") == "probabilistic":
+        yield term(
+            "draft_logits",
+            Component.SPECULATIVE,
+            "sequences * drafts * vocab * 4",
+            lifetime=Lifetime.RUNNER_INIT,
+            source="v1/worker/gpu/spec_decode/speculator.py: draft_logits",
+            sequences=engine.max_num_seqs,
+            drafts=speculation.num_tokens,
+            vocab=ctx.architecture.vocab_size,
+        )

@@ -13,19 +13,40 @@ def measured(ctx: RankContext, component: str) -> Measurement:
 
 
 def constant(
-    name: str, component: Component, found: Measurement, *, allocator: Allocator, lifetime: Lifetime, source: str, count: int = 1
-) -> MemoryTerm:  # fmt: skip
+    name: str,
+    component: Component,
+    found: Measurement,
+    *,
+    allocator: Allocator,
+    lifetime: Lifetime,
+    source: str,
+    count: int = 1,
+) -> MemoryTerm:
     """A term of `count` times a measured constant; its note names the measurement."""
     return term(
-        name, component, "count * each", allocator=allocator, lifetime=lifetime, source=source, low=count * found.low,
-        high=count * found.high, note=f"measured ({found.name}): {found.origin}", count=count, each=found.n_bytes,
-    )  # fmt: skip
+        name,
+        component,
+        "count * each",
+        allocator=allocator,
+        lifetime=lifetime,
+        source=source,
+        low=count * found.low,
+        high=count * found.high,
+        note=f"measured ({found.name}): {found.origin}",
+        count=count,
+        each=found.n_bytes,
+    )
 
 
 def nothing(
-    name: str, component: Component, reason: str, *, source: str, allocator: Allocator = Allocator.TORCH,
+    name: str,
+    component: Component,
+    reason: str,
+    *,
+    source: str,
+    allocator: Allocator = Allocator.TORCH,
     lifetime: Lifetime = Lifetime.AFTER_PROFILE,
-) -> MemoryTerm:  # fmt: skip
+) -> MemoryTerm:
     """A term of 0 bytes that says why."""
     return term(name, component, "0", allocator=allocator, lifetime=lifetime, source=source, note=reason)
 

@@ -16,7 +16,12 @@ def workspace_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         yield cublas_workspace(ctx, Lifetime.BEFORE_SNAPSHOT)
     if ctx.release.has("consumed_accounting"):
         yield term(
-            "allocator_fragmentation", Component.UNEXPLAINED, "0", allocator=Allocator.TORCH,
-            lifetime=Lifetime.PROFILE_PERSISTENT, source="utils/mem_utils.py: total_consumed (free memory before less after)",
-            high=64 * MIB, note="reserved segments that empty_cache cannot release count as consumed; not predicted",
-        )  # fmt: skip
+            "allocator_fragmentation",
+            Component.UNEXPLAINED,
+            "0",
+            allocator=Allocator.TORCH,
+            lifetime=Lifetime.PROFILE_PERSISTENT,
+            source="utils/mem_utils.py: total_consumed (free memory before less after)",
+            high=64 * MIB,
+            note="reserved segments that empty_cache cannot release count as consumed; not predicted",
+        )

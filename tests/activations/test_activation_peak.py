@@ -6,7 +6,6 @@ from dataclasses import replace
 from statistics import mean
 
 import pytest
-
 from recorded import Run, ranks, run_named, runs
 from vllm_capacity.activations.peak import activation_peak
 from vllm_capacity.context import RankContext
@@ -19,8 +18,14 @@ CASES = [
     for stage, label, figures in ranks(run)
 ]
 
-EXACT = ("h200/qwen3-0.6b", "h200/llama31-8b-t2048", "h200/ds-v2-lite", "h200/llama31-8b-kvfp8", "h200/llama31-8b",
-         "h200/qwen3-8b-eager")  # fmt: skip
+EXACT = (
+    "h200/qwen3-0.6b",
+    "h200/llama31-8b-t2048",
+    "h200/ds-v2-lite",
+    "h200/llama31-8b-kvfp8",
+    "h200/llama31-8b",
+    "h200/qwen3-8b-eager",
+)
 """Runs that recorded bytes and whose every allocation the formulas name."""
 
 
@@ -56,7 +61,9 @@ def test_tensor_parallel_compile_peak_is_met_but_for_four_small_blocks() -> None
 
 
 def test_odd_vocabulary_matrix_costs_the_allocators_rounding() -> None:
-    """Qwen2.5-7B's vocabulary matrix ends 0.5 MiB below a 2 MiB segment; PyTorch keeps the rest with the block."""
+    """Qwen2.5-7B's vocabulary matrix ends 0.5 MiB below a 2 MiB segment; PyTorch keeps the rest with the
+    block.
+    """
     run = run_named("h200/qwen25-7b-t8192-s256")
     assert bytes_measured(run) - activation_peak(run.context()).n_bytes == MIB // 2
 
@@ -90,7 +97,8 @@ def test_what_stays_is_counted_as_persistent_whichever_phase_wins() -> None:
     ctx = run_named("h200/llama31-8b-t2048").context()
     peak = activation_peak(ctx)
     kept = {t.name for t in peak.terms if t.lifetime is Lifetime.PROFILE_PERSISTENT}
-    assert peak.winner.name == "compile" and kept == {"cublas_workspace"}
+    assert peak.winner.name == "compile"
+    assert kept == {"cublas_workspace"}
 
 
 def test_a_warm_start_needs_neither_example_arguments_nor_the_flush_buffer() -> None:
@@ -117,6 +125,13 @@ def test_more_tokens_or_sequences_never_need_less() -> None:
     run = run_named("h200/llama31-8b")
     peaks = [
         activation_peak(run.context(max_num_batched_tokens=tokens, max_num_seqs=sequences)).n_bytes
-        for tokens, sequences in ((2048, 64), (4096, 64), (8192, 256), (16384, 256), (16384, 1024), (32768, 1024))
+        for tokens, sequences in (
+            (2048, 64),
+            (4096, 64),
+            (8192, 256),
+            (16384, 256),
+            (16384, 1024),
+            (32768, 1024),
+        )
     ]
     assert peaks == sorted(peaks)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from recorded import H100, H200, run_named
 from vllm_capacity import calibration as module
 from vllm_capacity.calibration import (
@@ -31,7 +30,9 @@ def test_the_fast_reader_agrees_with_yaml() -> None:
     assert read.keys() == entries.keys()
     for name, fields in entries.items():
         m = read[name]
-        assert (m.component, m.n_bytes, m.low, m.high) == tuple(fields[k] for k in ("component", "bytes", "low", "high"))
+        assert (m.component, m.n_bytes, m.low, m.high) == tuple(
+            fields[k] for k in ("component", "bytes", "low", "high")
+        )
         assert (dict(m.when), list(m.runs), m.origin) == (fields["when"], fields["runs"], fields["origin"])
 
 
@@ -61,8 +62,8 @@ def test_a_users_file_comes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "measurements:\n  broken:\n    component: \"nccl\"\n    bytes: 5\n    low: 9\n    high: 9\n",
-        "measurements:\n  broken:\n    component: \"nccl\"\n    bytes: oops\n    low: 0\n    high: 9\n",
+        'measurements:\n  broken:\n    component: "nccl"\n    bytes: 5\n    low: 9\n    high: 9\n',
+        'measurements:\n  broken:\n    component: "nccl"\n    bytes: oops\n    low: 0\n    high: 9\n',
         "measurements:\n  broken:\n    bytes: 5\n    low: 0\n    high: 9\n",
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
-
 from recorded import Run, predictions, ranks, run_named, runs
 from vllm_capacity.ledger import Component, Lifetime, evaluate
 from vllm_capacity.overheads import graph_estimate, overhead_terms
@@ -17,11 +16,14 @@ STAGES = [
 ]
 
 ESTIMATE_UNEXPLAINED = {
-    "h100/meta-llama-llama-3-1-8b---h100-80gb--tp2pp1dp1--8192":
-        "vLLM estimated 1.69 GiB and then captured 0.76: its first sample took 0.9 GiB that no graph needed",
-}  # fmt: skip
+    "h100/meta-llama-llama-3-1-8b---h100-80gb--tp2pp1dp1--8192": (
+        "vLLM estimated 1.69 GiB and captured 0.76: its first sample took 0.9 GiB that no graph needed"
+    ),
+}
 NON_TORCH_UNEXPLAINED = {
-    "h100/granite-3-1-8b--h100-80gb--tp1pp1dp1--8192": "0.21 GiB more than the 22 other runs of the sweep with one GPU",
+    "h100/granite-3-1-8b--h100-80gb--tp1pp1dp1--8192": (
+        "0.21 GiB more than the 22 other runs of the sweep with one GPU"
+    ),
 }
 
 
@@ -36,14 +38,18 @@ def test_graph_estimate_is_zero_where_vllm_makes_none_and_close_where_it_does(
 
 
 @pytest.mark.parametrize(("run", "stage", "figures"), STAGES)
-def test_graphs_take_what_was_recorded_within_a_third(run: Run, stage: int, figures: dict[str, float]) -> None:
+def test_graphs_take_what_was_recorded_within_a_third(
+    run: Run, stage: int, figures: dict[str, float]
+) -> None:
     if "graphs" not in figures:
         pytest.skip("no figure")
     assert predictions(run, stage)["graphs"] == pytest.approx(figures["graphs"], rel=0.33)
 
 
 @pytest.mark.parametrize(("run", "stage", "figures"), STAGES)
-def test_non_torch_memory_is_met_within_a_tenth_of_a_gib(run: Run, stage: int, figures: dict[str, float]) -> None:
+def test_non_torch_memory_is_met_within_a_tenth_of_a_gib(
+    run: Run, stage: int, figures: dict[str, float]
+) -> None:
     if "non_torch" not in figures or run.name in NON_TORCH_UNEXPLAINED:
         pytest.skip(NON_TORCH_UNEXPLAINED.get(run.name, "no figure"))
     assert predictions(run, stage)["non_torch"] == pytest.approx(figures["non_torch"], abs=0.1)
@@ -61,15 +67,21 @@ def test_median_non_torch_error_is_below_twenty_mib() -> None:
 
 
 @pytest.mark.parametrize(("run", "stage", "figures"), STAGES)
-def test_memory_before_the_snapshot_is_met_within_fifty_mib(run: Run, stage: int, figures: dict[str, float]) -> None:
+def test_memory_before_the_snapshot_is_met_within_fifty_mib(
+    run: Run, stage: int, figures: dict[str, float]
+) -> None:
     if "before_snapshot" not in figures:
         pytest.skip("no figure")
     assert predictions(run, stage)["before_snapshot"] == pytest.approx(figures["before_snapshot"], abs=0.05)
 
 
-@pytest.mark.parametrize("name", ["h200/llama31-8b", "h200/qwen3-8b-eager", "h200/qwen3-0.6b", "h200/qwen25-7b-t8192-s256"])
+@pytest.mark.parametrize(
+    "name", ["h200/llama31-8b", "h200/qwen3-8b-eager", "h200/qwen3-0.6b", "h200/qwen25-7b-t8192-s256"]
+)
 def test_runner_buffers_explain_what_pytorch_holds_beside_weights_and_cache(name: str) -> None:
-    """Allocated at the end - weights - KV cache = runner buffers + cuBLAS workspaces (one, and two for graph capture)."""
+    """Allocated at the end - weights - KV cache = runner buffers + cuBLAS workspaces (one, and two for graph
+    capture).
+    """
     run = run_named(name)
     rank = run.measured["ranks"][0]
     cache = rank["kv_bytes"]
@@ -84,7 +96,9 @@ def test_runner_buffers_explain_what_pytorch_holds_beside_weights_and_cache(name
 
 @pytest.mark.parametrize("name", ["h200/llama31-8b", "h200/qwen3-0.6b", "h200/qwen3-8b-eager"])
 def test_sampler_warmup_is_the_peak_after_the_cache_exists(name: str) -> None:
-    """At 1,024 sequences the warm-up of runner V2 is the largest thing after the profile run: 16 bytes per logit."""
+    """At 1,024 sequences the warm-up of runner V2 is the largest thing after the profile run: 16 bytes per
+    logit.
+    """
     run = run_named(name)
     rank = run.measured["ranks"][0]
     warm = next(t for t in overhead_terms(run.context()) if t.name == "sampler_warmup")
@@ -108,10 +122,18 @@ def test_every_term_follows_its_formula_and_says_where_it_comes_from(
 def test_every_component_is_listed_even_where_it_is_zero() -> None:
     listed = {t.component for t in overhead_terms(run_named("h200/llama31-8b").context())}
     assert listed >= {
-        Component.CUDA_CONTEXT, Component.NCCL, Component.CUSTOM_ALL_REDUCE, Component.RUNNER_BUFFERS,
-        Component.FLASHINFER, Component.CUDA_GRAPHS, Component.LORA, Component.SPECULATIVE, Component.OFFLOAD,
-        Component.WORKSPACE, Component.ENCODER,
-    }  # fmt: skip
+        Component.CUDA_CONTEXT,
+        Component.NCCL,
+        Component.CUSTOM_ALL_REDUCE,
+        Component.RUNNER_BUFFERS,
+        Component.FLASHINFER,
+        Component.CUDA_GRAPHS,
+        Component.LORA,
+        Component.SPECULATIVE,
+        Component.OFFLOAD,
+        Component.WORKSPACE,
+        Component.ENCODER,
+    }
 
 
 @pytest.mark.parametrize(
