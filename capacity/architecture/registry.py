@@ -56,7 +56,9 @@ ROWS: dict[str, tuple[Row, ...]] = {
         "InternLM3ForCausalLM",
         "IQuestCoderForCausalLM",
     ),
-    **_ranges("CwmForCausalLM", ("llama:llama", None, "0.31.0"), ("transformers_backend:llama", "0.32.0", None)),
+    **_ranges(
+        "CwmForCausalLM", ("llama:llama", None, "0.31.0"), ("transformers_backend:llama", "0.32.0", None)
+    ),
     **_rows("llama:llama", "TeleChat3ForCausalLM", since="0.20.0"),
     **_rows("llama:llama", "InternLMForCausalLM", "XverseForCausalLM", until="0.23.0"),
     **_rows("llama:llama", "AquilaModel", "AquilaForCausalLM", until="0.24.0"),
@@ -93,8 +95,11 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("lfm2:lfm2_moe", "Lfm2MoeForCausalLM"),
     **_rows("ernie:ernie45", "Ernie4_5ForCausalLM"),
     **_rows("ernie:ernie45_moe", "Ernie4_5_MoeForCausalLM"),
-    **_ranges("SeedOssForCausalLM", ("llama_variants:seed_oss", None, "0.31.0"),
-              ("transformers_backend:seed_oss", "0.32.0", None)),
+    **_ranges(
+        "SeedOssForCausalLM",
+        ("llama_variants:seed_oss", None, "0.31.0"),
+        ("transformers_backend:seed_oss", "0.32.0", None),
+    ),
     **_rows("llama_variants:exaone4", "Exaone4ForCausalLM"),
     **_rows("phimoe:phimoe", "PhiMoEForCausalLM"),
     **_rows("kimi_linear:kimi_linear", "KimiLinearForCausalLM"),
@@ -105,9 +110,15 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("qwen3_next:qwen3_5", "Qwen3_5ForCausalLM", since="0.27.0"),
     **_rows("qwen3_next:qwen3_5_moe", "Qwen3_5MoeForCausalLM", since="0.27.0"),
     **_rows("dbrx:dbrx", "DbrxForCausalLM"),
-    **_ranges("Olmo3ForCausalLM", ("olmo:olmo2", None, "0.25.1"), ("olmo:olmo3", "0.26.0", "0.28.0"),
-              ("transformers_backend:olmo3", "0.29.0", None)),
-    **_ranges("Olmo2ForCausalLM", ("olmo:olmo2", None, "0.25.1"), ("transformers_backend:olmo2", "0.26.0", None)),
+    **_ranges(
+        "Olmo3ForCausalLM",
+        ("olmo:olmo2", None, "0.25.1"),
+        ("olmo:olmo3", "0.26.0", "0.28.0"),
+        ("transformers_backend:olmo3", "0.29.0", None),
+    ),
+    **_ranges(
+        "Olmo2ForCausalLM", ("olmo:olmo2", None, "0.25.1"), ("transformers_backend:olmo2", "0.26.0", None)
+    ),
     **_rows("transformers_backend:olmo", "OlmoForCausalLM", since="0.26.0"),
     **_rows("transformers_backend:smollm3", "SmolLM3ForCausalLM"),
     **_rows("transformers_backend:starcoder2", "Starcoder2ForCausalLM", since="0.25.0"),
