@@ -52,7 +52,9 @@ def resolve_max_model_len(
     if pooling and config.root.get("position_embedding_type") == "absolute" and tokenizer_length is not None:
         derived = min(derived, tokenizer_length)
     if derived == float("inf"):
-        if asked is not None and asked != -1:
+        if asked == -1:  # vLLM goes on with a length of -1 and dies of it
+            raise InputError(f"{config.name}: the config names no length, so --max-model-len auto cannot start from one")
+        if asked is not None:
             return asked
         derived = _DEFAULT_LENGTH
     parameters = rope_parameters(config.text)
@@ -112,14 +114,18 @@ def _derive(text: Mapping[str, Any]) -> tuple[int | float, str | None]:
     return (own, "model_max_length") if own else (derived, key)
 
 
-def _scaling(parameters: tuple[dict[str, Any], ...], release: Release) -> float:
+def _scaling(parameters: tuple[dict[str, Any], ...], release: Release) -> int | float:
     """The last factor of a rope type that stretches the length, else 1.0 (a float, as vLLM prints it)."""
     unscaled = _UNSCALED if release.has("yarn_scales_max_len") else _UNSCALED_SINCE_0_30
     factor: Any = 1.0
     for part in parameters:
         if part["rope_type"] not in unscaled:
             factor = part.get("factor", factor)
-    return 1.0 if factor is None else float(factor)
+    if factor is None:
+        return 1.0
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or factor <= 0:
+        raise InputError(f"the rope factor must be a positive number, not {factor!r:.60}")
+    return factor
 
 
 def _pretraining_length(config: ModelConfig, parameters: tuple[dict[str, Any], ...]) -> int:
