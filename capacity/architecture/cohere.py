@@ -1,8 +1,8 @@
 """Command-R, R+, Aya (CohereForCausalLM) and Command-R7B, Command-A (Cohere2ForCausalLM): one vLLM class.
 
 Source: vllm/model_executor/models/commandr.py (0.26.0): head size hidden // heads, `model_max_length` before
-`max_position_embeddings` for the rope cache (:154-158), q and k norms of [local heads, head size] (:201-204), one norm a
-layer, tied embeddings asserted (:372), embedding and final norm on every pipeline stage.
+`max_position_embeddings` for the rope cache (:154-158), q and k norms [local heads, head size] (:201-204),
+one norm a layer, tied embeddings asserted (:372), embedding and final norm on every pipeline stage.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ def cohere(config: ModelConfig, release: Release) -> Architecture:
 
 
 def cohere2(config: ModelConfig, release: Release) -> Architecture:
-    """Cohere2ForCausalLM. Without `layer_types` every `sliding_window_pattern`-th layer (4th) is full (Cohere2Config)."""
+    """Cohere2ForCausalLM.
+
+    Without `layer_types` every `sliding_window_pattern`-th layer (4th) is full (Cohere2Config).
+    """
     del release
     pattern = config.size("sliding_window_pattern", 4)
     layers = range(config.num_hidden_layers)
     return _cohere(
-        config, layer_kinds(config, ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in layers])
+        config,
+        layer_kinds(config, ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in layers]),
     )
 
 
@@ -47,13 +51,21 @@ def _cohere(config: ModelConfig, kinds: tuple[str, ...]) -> Architecture:
     feed, feed_forward = dense_feed_forward(config)
 
     def build(kind: str, indices: tuple[int, ...]) -> LayerGroup:
-        mixer = grouped_attention(config, head_size, qk_norm=has_norms,
-                                  sliding_window=window if kind == "sliding_attention" else elsewhere)  # fmt: skip
+        mixer = grouped_attention(
+            config,
+            head_size,
+            qk_norm=has_norms,
+            sliding_window=window if kind == "sliding_attention" else elsewhere,
+        )
         norms: tuple[Module, ...] = (
             Tensor(name="self_attn.q_norm.weight", shape=(mixer.num_heads, head_size), shard_dim=0),
-            Tensor(name="self_attn.k_norm.weight", shape=(mixer.num_kv_heads, head_size), shard_dim=0,
-                   kv_heads=mixer.num_kv_heads),
-        )  # fmt: skip
+            Tensor(
+                name="self_attn.k_norm.weight",
+                shape=(mixer.num_kv_heads, head_size),
+                shard_dim=0,
+                kv_heads=mixer.num_kv_heads,
+            ),
+        )
         return LayerGroup(
             indices=indices,
             modules=(
@@ -61,15 +73,27 @@ def _cohere(config: ModelConfig, kinds: tuple[str, ...]) -> Architecture:
                 *feed,
                 *common.norm("input_layernorm", hidden),
             ),
-            mixers=(mixer,), feed_forward=feed_forward,
-        )  # fmt: skip
+            mixers=(mixer,),
+            feed_forward=feed_forward,
+        )
 
-    positions = config.size("model_max_length" if config.get("model_max_length") else "max_position_embeddings", 8192)
+    positions = config.size(
+        "model_max_length" if config.get("model_max_length") else "max_position_embeddings", 8192
+    )
     return decoder(
-        config, name="CohereForCausalLM", family="cohere", tied=True, layers=common.group_layers(kinds, build),
+        config,
+        name="CohereForCausalLM",
+        family="cohere",
+        tied=True,
+        layers=common.group_layers(kinds, build),
         outside=common.place(
-            embed=common.embedding(config.vocab_size, hidden), head=None, tied=True,
-            final_norm=common.norm("norm", hidden), embed_on=Placement.EVERY, head_on=Placement.EVERY,
-            norm_on=Placement.EVERY, rope=(common.rope_cache(config, head_size, max_position=positions),),
+            embed=common.embedding(config.vocab_size, hidden),
+            head=None,
+            tied=True,
+            final_norm=common.norm("norm", hidden),
+            embed_on=Placement.EVERY,
+            head_on=Placement.EVERY,
+            norm_on=Placement.EVERY,
+            rope=(common.rope_cache(config, head_size, max_position=positions),),
         ),
-    )  # fmt: skip
+    )

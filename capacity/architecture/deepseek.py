@@ -1,8 +1,9 @@
 """DeepSeek V1, V2, V3, R1, V3.1, V3.2, Kimi K2 and GLM-5 (one vLLM class), GLM-4.7-Flash.
 
-Source: vllm/model_executor/models/deepseek_v2.py (0.26.0): latent attention unless the config has no such dimensions, an
-indexer where it has `index_topk`, layers sparse from `first_k_dense_replace` by `moe_layer_freq`, embedding on the first
-and head on the last pipeline stage, never tied. Prediction (MTP) layers of the checkpoint are not built.
+Source: vllm/model_executor/models/deepseek_v2.py (0.26.0): latent attention unless the config has no such
+dimensions, an indexer where it has `index_topk`, layers sparse from `first_k_dense_replace` by
+`moe_layer_freq`, embedding on the first and head on the last pipeline stage, never tied. Prediction (MTP)
+layers of the checkpoint are not built.
 """
 
 from __future__ import annotations
@@ -73,10 +74,15 @@ def _deepseek(config: ModelConfig, release: Release, name: str) -> Architecture:
             attention = mla_modules(hidden, mixer, release)
         return LayerGroup(
             indices=indices,
-            modules=(*attention, *modules, *common.norm("input_layernorm", hidden),
-                     *common.norm("post_attention_layernorm", hidden)),
-            mixers=(mixer,), feed_forward=feed_forward,
-        )  # fmt: skip
+            modules=(
+                *attention,
+                *modules,
+                *common.norm("input_layernorm", hidden),
+                *common.norm("post_attention_layernorm", hidden),
+            ),
+            mixers=(mixer,),
+            feed_forward=feed_forward,
+        )
 
     caches: tuple[Tensor | Placed, ...]
     if uses_mha:
@@ -86,15 +92,36 @@ def _deepseek(config: ModelConfig, release: Release, name: str) -> Architecture:
         if any(indexed) and not config.boolean("indexer_rope_interleave", False):
             # the other rotation style is another cache; it is the same one with `indexer_rope_interleave`
             where = tuple(i for i in range(layers) if indexed[i])
-            caches += (Placed(module=mla_rope(config, name="indexer_rope_emb.cos_sin_cache"), placement=Placement.EVERY,
-                              layers=where),)  # fmt: skip
+            caches += (
+                Placed(
+                    module=mla_rope(config, name="indexer_rope_emb.cos_sin_cache"),
+                    placement=Placement.EVERY,
+                    layers=where,
+                ),
+            )
     if config.get("index_topk") is not None and not uses_mha:
-        caches = (Placed(module=Tensor(name="topk_indices_buffer", shape=(config.size("index_topk"),), dtype="int32",
-                                       buffer=True, per_token=True), placement=Placement.EVERY), *caches)  # fmt: skip
+        caches = (
+            Placed(
+                module=Tensor(
+                    name="topk_indices_buffer",
+                    shape=(config.size("index_topk"),),
+                    dtype="int32",
+                    buffer=True,
+                    per_token=True,
+                ),
+                placement=Placement.EVERY,
+            ),
+            *caches,
+        )
     return decoder(
-        config, name=name, family="deepseek", layers=common.group_layers(list(zip(sparse, indexed, strict=True)), build),
-        outside=common.llama_placement(config.vocab_size, hidden, tied=False, head_allocated_first=False, rope=caches),
-    )  # fmt: skip
+        config,
+        name=name,
+        family="deepseek",
+        layers=common.group_layers(list(zip(sparse, indexed, strict=True)), build),
+        outside=common.llama_placement(
+            config.vocab_size, hidden, tied=False, head_allocated_first=False, rope=caches
+        ),
+    )
 
 
 def _sparse_layers(config: ModelConfig) -> list[bool]:
@@ -117,16 +144,22 @@ def _has_indexer(config: ModelConfig, layer: int) -> bool:
 
 
 def _indexer(config: ModelConfig) -> Indexer:
-    return Indexer(num_heads=config.size("index_n_heads"), head_size=config.size("index_head_dim"),
-                   top_k=config.size("index_topk"))  # fmt: skip
+    return Indexer(
+        num_heads=config.size("index_n_heads"),
+        head_size=config.size("index_head_dim"),
+        top_k=config.size("index_topk"),
+    )
 
 
 def deepseek_moe(config: ModelConfig) -> tuple[tuple[Module, ...], MixtureOfExperts]:
     """DeepseekV2MoE: shared experts as one MLP; a correction bias with `topk_method` noaux_tc."""
     width = config.size("moe_intermediate_size")
     return moe_feed_forward(
-        config, num_experts=config.size("n_routed_experts"), top_k=config.size("num_experts_per_tok"),
-        intermediate_size=width, shared=config.integer("n_shared_experts", 0) * width,
+        config,
+        num_experts=config.size("n_routed_experts"),
+        top_k=config.size("num_experts_per_tok"),
+        intermediate_size=width,
+        shared=config.integer("n_shared_experts", 0) * width,
         shared_whole=True,
         correction_bias=config.get("topk_method") == "noaux_tc",
-    )  # fmt: skip
+    )

@@ -1,8 +1,8 @@
 """GLM-4 dense (GlmForCausalLM: glm-4-9b-hf; Glm4ForCausalLM: GLM-4-9B/32B-0414).
 
-Source: vllm/model_executor/models/glm.py is Llama's class with half of each head rotated and o_proj's bias dropped after
-construction; glm4.py (0.26.0): q, k, v biases by `attention_bias`, none on o_proj, four norms a layer, half of each head
-rotated unless the config says otherwise.
+Source: vllm/model_executor/models/glm.py is Llama's class with half of each head rotated and o_proj's bias
+dropped after construction; glm4.py (0.26.0): q, k, v biases by `attention_bias`, none on o_proj, four norms a
+layer, half of each head rotated unless the config says otherwise.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def _glm(
     config: ModelConfig, name: str, family: str, *, norms: tuple[str, ...], head_allocated_first: bool
 ) -> Architecture:
     hidden = config.hidden_size
-    mixer = grouped_attention(config, config_head_dim(config), sliding_window=common.cache_sliding_window(config))
+    mixer = grouped_attention(
+        config, config_head_dim(config), sliding_window=common.cache_sliding_window(config)
+    )
     feed, feed_forward = dense_feed_forward(config)
     modules = (
         *common.attention_modules(hidden, mixer, qkv_bias=config.boolean("attention_bias", False)),
@@ -45,11 +47,23 @@ def _glm(
     rope.setdefault("partial_rotary_factor", 0.5)
     tied = common.tied(config)
     return decoder(
-        config, name=name, family=family, tied=tied,
-        layers=(LayerGroup(indices=tuple(range(config.num_hidden_layers)), modules=modules, mixers=(mixer,),
-                           feed_forward=feed_forward),),
+        config,
+        name=name,
+        family=family,
+        tied=tied,
+        layers=(
+            LayerGroup(
+                indices=tuple(range(config.num_hidden_layers)),
+                modules=modules,
+                mixers=(mixer,),
+                feed_forward=feed_forward,
+            ),
+        ),
         outside=common.llama_placement(
-            config.vocab_size, hidden, tied=tied, head_allocated_first=head_allocated_first,
+            config.vocab_size,
+            hidden,
+            tied=tied,
+            head_allocated_first=head_allocated_first,
             rope=(common.rope_cache(config, mixer.head_size, parameters=rope),),
         ),
-    )  # fmt: skip
+    )

@@ -1,8 +1,9 @@
 """Nemotron-H and Nemotron-3 (Nano, Super, Ultra): one mixer or one feed-forward per layer.
 
-Source: vllm/model_executor/models/nemotron_h.py (0.26.0): `hybrid_override_pattern` has M (Mamba 2), * (attention, no rope),
-- (MLP without gate) and E (experts without gate, on a latent where `moe_latent_size` is set); embedding, final norm and an
-untied head on every pipeline stage; the state is fp32 unless `mamba_ssm_cache_dtype` says otherwise (models/config.py:605-626).
+Source: vllm/model_executor/models/nemotron_h.py (0.26.0): `hybrid_override_pattern` has M (Mamba 2), *
+(attention, no rope), - (MLP without gate) and E (experts without gate, on a latent where `moe_latent_size` is
+set); embedding, final norm and an untied head on every pipeline stage; the state is fp32 unless
+`mamba_ssm_cache_dtype` says otherwise (models/config.py:605-626).
 """
 
 from __future__ import annotations
@@ -36,8 +37,13 @@ def nemotron_h(config: ModelConfig, release: Release) -> Architecture:
         raise InputError(f"{config.name}: block_configs with NemotronHForCausalLM are not modelled")
     hidden, pattern = config.hidden_size, layer_pattern(config)
     mamba = _mamba(config)
-    attention = grouped_attention(config, config_head_dim(config), num_kv_heads=config.size("num_key_value_heads", 8),
-                                  sliding_window=config.integer("sliding_window", 0) or None, rope=False)  # fmt: skip
+    attention = grouped_attention(
+        config,
+        config_head_dim(config),
+        num_kv_heads=config.size("num_key_value_heads", 8),
+        sliding_window=config.integer("sliding_window", 0) or None,
+        rope=False,
+    )
     widths = _mlp_widths(config, pattern)
 
     def build(kind: tuple[str, int], indices: tuple[int, ...]) -> LayerGroup:
@@ -47,8 +53,12 @@ def nemotron_h(config: ModelConfig, release: Release) -> Architecture:
         modules: tuple[Module, ...]
         if letter == "M":
             mixers = (mamba,)
-            modules = mamba2_modules(hidden, mamba, conv_bias=config.boolean("use_conv_bias", True),
-                                     bias=config.boolean("use_bias", False))  # fmt: skip
+            modules = mamba2_modules(
+                hidden,
+                mamba,
+                conv_bias=config.boolean("use_conv_bias", True),
+                bias=config.boolean("use_bias", False),
+            )
         elif letter == "*":
             mixers, modules = (attention,), common.attention_modules(hidden, attention, prefix="mixer")
         elif letter == "-":
@@ -56,16 +66,24 @@ def nemotron_h(config: ModelConfig, release: Release) -> Architecture:
             modules = common.plain_mlp(hidden, width, prefix="mixer", bias=config.boolean("mlp_bias", False))
         else:
             modules, feed_forward = _experts(config)
-        return LayerGroup(indices=indices, modules=(*modules, *common.norm("norm", hidden)), mixers=mixers,
-                          feed_forward=feed_forward)  # fmt: skip
+        return LayerGroup(
+            indices=indices,
+            modules=(*modules, *common.norm("norm", hidden)),
+            mixers=mixers,
+            feed_forward=feed_forward,
+        )
 
     return decoder(
-        config, name="NemotronHForCausalLM", family="nemotron_h", num_layers=len(pattern),
+        config,
+        name="NemotronHForCausalLM",
+        family="nemotron_h",
+        num_layers=len(pattern),
         supports_mamba_prefix_caching=True,
         layers=common.group_layers([(letter, widths.get(i, 0)) for i, letter in enumerate(pattern)], build),
-        outside=common.every_stage_placement(config.vocab_size, hidden, tied=False,
-                                             final_norm=common.norm("norm_f", hidden)),
-    )  # fmt: skip
+        outside=common.every_stage_placement(
+            config.vocab_size, hidden, tied=False, final_norm=common.norm("norm_f", hidden)
+        ),
+    )
 
 
 def layer_pattern(config: ModelConfig) -> str:
@@ -77,10 +95,14 @@ def layer_pattern(config: ModelConfig) -> str:
             raise InputError(f"{config.name}: config key 'hybrid_override_pattern' is missing")
         pattern = "".join(_LETTERS.get(name, "?") for name in names)
     if not isinstance(pattern, str) or not pattern or len(pattern) > 10_000:
-        raise InputError(f"{config.name}: config key 'hybrid_override_pattern' must be a string with one letter per layer")
+        raise InputError(
+            f"{config.name}: config key 'hybrid_override_pattern' must be a string with one letter per layer"
+        )
     unknown = set(pattern) - set("M*-E")
     if unknown:
-        raise InputError(f"{config.name}: Unsupported layer type {sorted(unknown)[0]!r} in hybrid_override_pattern")
+        raise InputError(
+            f"{config.name}: Unsupported layer type {sorted(unknown)[0]!r} in hybrid_override_pattern"
+        )
     return pattern
 
 
@@ -96,17 +118,24 @@ def _mlp_widths(config: ModelConfig, pattern: str) -> dict[int, int]:
     if len(sizes) == 1:
         return dict.fromkeys(layers, sizes[0])
     if len(sizes) < len(layers):
-        raise InputError(f"{config.name}: config key 'intermediate_size' has {len(sizes)} entries for {len(layers)} MLP layers")
+        raise InputError(
+            f"{config.name}: intermediate_size has {len(sizes)} entries, there are {len(layers)} MLP layers"
+        )
     return dict(zip(layers, sizes, strict=False))
 
 
 def _mamba(config: ModelConfig) -> StateSpace:
     heads, size = config.size("mamba_num_heads", 128), config.size("mamba_head_dim", 64)
     return mamba2_mixer(
-        config, inner_size=heads * size, state_size=config.size("ssm_state_size", 128), num_heads=heads, head_dim=size,
-        n_groups=config.size("n_groups", 8), conv_kernel=config.size("conv_kernel", 4),
+        config,
+        inner_size=heads * size,
+        state_size=config.size("ssm_state_size", 128),
+        num_heads=heads,
+        head_dim=size,
+        n_groups=config.size("n_groups", 8),
+        conv_kernel=config.size("conv_kernel", 4),
         ssm_dtype=str(config.get("mamba_ssm_cache_dtype", "float32")).removeprefix("torch."),
-    )  # fmt: skip
+    )
 
 
 def _experts(config: ModelConfig) -> tuple[tuple[Module, ...], MixtureOfExperts]:
@@ -115,16 +144,36 @@ def _experts(config: ModelConfig) -> tuple[tuple[Module, ...], MixtureOfExperts]
     width, inner = config.size("moe_intermediate_size"), latent or hidden
     shared = config.integer("moe_shared_expert_intermediate_size", 0) * config.integer("n_shared_experts", 0)
     bias = config.boolean("mlp_bias", False)
-    modules = common.router(hidden, count, name="mixer.gate", correction_bias="mixer.gate.e_score_correction_bias")
+    modules = common.router(
+        hidden, count, name="mixer.gate", correction_bias="mixer.gate.e_score_correction_bias"
+    )
     if shared:
-        modules += common.plain_mlp(hidden, shared, prefix="mixer.shared_experts", whole_if_sequence_parallel=True)
+        modules += common.plain_mlp(
+            hidden, shared, prefix="mixer.shared_experts", whole_if_sequence_parallel=True
+        )
     if latent:
         modules += (
-            Linear(name="mixer.fc1_latent_proj", inputs=hidden, outputs=(latent,), shard=Shard.REPLICATED, bias=bias),
-            Linear(name="mixer.fc2_latent_proj", inputs=latent, outputs=(hidden,), shard=Shard.REPLICATED, bias=bias),
+            Linear(
+                name="mixer.fc1_latent_proj",
+                inputs=hidden,
+                outputs=(latent,),
+                shard=Shard.REPLICATED,
+                bias=bias,
+            ),
+            Linear(
+                name="mixer.fc2_latent_proj",
+                inputs=latent,
+                outputs=(hidden,),
+                shard=Shard.REPLICATED,
+                bias=bias,
+            ),
         )
     modules += (common.experts(count, inner, width, name="mixer.experts", gated=False),)
     return modules, MixtureOfExperts(
-        num_experts=count, top_k=config.size("num_experts_per_tok", 2), hidden_size=inner, intermediate_size=width,
-        shared_intermediate_size=shared, gated=False,
-    )  # fmt: skip
+        num_experts=count,
+        top_k=config.size("num_experts_per_tok", 2),
+        hidden_size=inner,
+        intermediate_size=width,
+        shared_intermediate_size=shared,
+        gated=False,
+    )

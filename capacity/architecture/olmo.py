@@ -1,8 +1,9 @@
 """OLMo 2 and 3 with vLLM's own classes.
 
-Source: vllm/model_executor/models/olmo2.py (to 0.25.1) and olmo3.py (0.26.0): q_norm over the hidden size and k_norm over all KV heads, replicated
-(:113-117), no norm before attention or MLP but one after each, embedding, final norm and an untied head on every pipeline
-stage, one rope cache per layer type where the config has two blocks.
+Source: vllm/model_executor/models/olmo2.py (to 0.25.1) and olmo3.py (0.26.0): q_norm over the hidden size and
+k_norm over all KV heads, replicated (:113-117), no norm before attention or MLP but one after each,
+embedding, final norm and an untied head on every pipeline stage, one rope cache per layer type where the
+config has two blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def olmo2(config: ModelConfig, release: Release) -> Architecture:
     del release
     if "Olmo3ForCausalLM" in config.architectures:
         return _olmo(config, "Olmo2ForCausalLM", _olmo3_kinds(config))
-    return _olmo(config, "Olmo2ForCausalLM", layer_kinds(config, ["full_attention"] * config.num_hidden_layers))
+    return _olmo(
+        config, "Olmo2ForCausalLM", layer_kinds(config, ["full_attention"] * config.num_hidden_layers)
+    )
 
 
 def olmo3(config: ModelConfig, release: Release) -> Architecture:
@@ -51,9 +54,16 @@ def _olmo(config: ModelConfig, name: str, kinds: tuple[str, ...]) -> Architectur
     feed, feed_forward = dense_feed_forward(config)
 
     def build(kind: str, indices: tuple[int, ...]) -> LayerGroup:
-        mixer = grouped_attention(config, head_size, qk_norm=True,
-                                  sliding_window=window if kind == "sliding_attention" else elsewhere)  # fmt: skip
-        qk_norm = (*common.norm("self_attn.k_norm", mixer.num_kv_heads * head_size), *common.norm("self_attn.q_norm", hidden))
+        mixer = grouped_attention(
+            config,
+            head_size,
+            qk_norm=True,
+            sliding_window=window if kind == "sliding_attention" else elsewhere,
+        )
+        qk_norm = (
+            *common.norm("self_attn.k_norm", mixer.num_kv_heads * head_size),
+            *common.norm("self_attn.q_norm", hidden),
+        )
         return LayerGroup(
             indices=indices,
             modules=(
@@ -62,19 +72,28 @@ def _olmo(config: ModelConfig, name: str, kinds: tuple[str, ...]) -> Architectur
                 *common.norm("post_attention_layernorm", hidden),
                 *common.norm("post_feedforward_layernorm", hidden),
             ),
-            mixers=(mixer,), feed_forward=feed_forward,
-        )  # fmt: skip
+            mixers=(mixer,),
+            feed_forward=feed_forward,
+        )
 
     caches = layer_caches(config, head_size, kinds, {kind: olmo3_rope(config, kind) for kind in kinds})
     tied = common.tied(config)
     return decoder(
-        config, name=name, family="olmo", tied=tied, layers=common.group_layers(kinds, build),
-        outside=common.every_stage_placement(config.vocab_size, hidden, tied=tied, head_allocated_first=False, rope=caches),
-    )  # fmt: skip
+        config,
+        name=name,
+        family="olmo",
+        tied=tied,
+        layers=common.group_layers(kinds, build),
+        outside=common.every_stage_placement(
+            config.vocab_size, hidden, tied=tied, head_allocated_first=False, rope=caches
+        ),
+    )
 
 
 def olmo3_rope(config: ModelConfig, kind: str) -> Mapping[str, Any]:
-    """A `rope_scaling` of old files counts for full layers only (Olmo3Config.convert_rope_params_to_dict, transformers 5)."""
+    """A `rope_scaling` of old files counts for full layers only (Olmo3Config.convert_rope_params_to_dict,
+    transformers 5).
+    """
     given = config.get("rope_parameters")
     if given is None and kind == "sliding_attention":
         return {"rope_type": "default", "rope_theta": config.get("rope_theta", 500000.0)}

@@ -1,8 +1,9 @@
 """Qwen2-MoE (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B).
 
-Source: vllm/model_executor/models/qwen2_moe.py (0.26.0): head size hidden // heads (:214), q, k, v biases always, a layer is
-sparse unless in `mlp_only_layers` or skipped by `decoder_sparse_step` (:298-310), the shared expert's gate is unquantised
-and there even without a shared expert (:131-151), embedding and head on every pipeline stage.
+Source: vllm/model_executor/models/qwen2_moe.py (0.26.0): head size hidden // heads (:214), q, k, v biases
+always, a layer is sparse unless in `mlp_only_layers` or skipped by `decoder_sparse_step` (:298-310), the
+shared expert's gate is unquantised and there even without a shared expert (:131-151), embedding and head on
+every pipeline stage.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def qwen2_moe(config: ModelConfig, release: Release) -> Architecture:
     """Qwen2MoeForCausalLM."""
     del release
     if config.get("dual_chunk_attention_config") is not None:
-        raise InputError(f"{config.name}: dual_chunk_attention_config is not modelled; remove it with --hf-overrides")
+        raise InputError(
+            f"{config.name}: dual_chunk_attention_config is not modelled; remove it with --hf-overrides"
+        )
     hidden, layers = config.hidden_size, config.num_hidden_layers
     mixer = qwen_attention(config, plain_head_dim(config), head_norms=False)
     num_experts, step = config.integer("num_experts", 60), config.size("decoder_sparse_step", 1)
@@ -35,11 +38,14 @@ def qwen2_moe(config: ModelConfig, release: Release) -> Architecture:
     def build(is_sparse: bool, indices: tuple[int, ...]) -> LayerGroup:
         if is_sparse:
             modules, feed_forward = moe_feed_forward(
-                config, num_experts=num_experts, top_k=config.size("num_experts_per_tok", 4),
+                config,
+                num_experts=num_experts,
+                top_k=config.size("num_experts_per_tok", 4),
                 intermediate_size=config.size("moe_intermediate_size", 1408),
-                shared=config.integer("shared_expert_intermediate_size", 5632), shared_name="shared_expert",
+                shared=config.integer("shared_expert_intermediate_size", 5632),
+                shared_name="shared_expert",
                 shared_gate="shared_expert_gate",
-            )  # fmt: skip
+            )
         else:
             modules, feed_forward = dense_feed_forward(config)  # type: ignore[assignment]
         return LayerGroup(
@@ -50,14 +56,25 @@ def qwen2_moe(config: ModelConfig, release: Release) -> Architecture:
                 *common.norm("input_layernorm", hidden),
                 *common.norm("post_attention_layernorm", hidden),
             ),
-            mixers=(mixer,), feed_forward=feed_forward,
-        )  # fmt: skip
+            mixers=(mixer,),
+            feed_forward=feed_forward,
+        )
 
     tied = common.tied(config)
     return decoder(
-        config, name="Qwen2MoeForCausalLM", family="qwen2_moe", tied=tied, layers=common.group_layers(sparse, build),
+        config,
+        name="Qwen2MoeForCausalLM",
+        family="qwen2_moe",
+        tied=tied,
+        layers=common.group_layers(sparse, build),
         outside=common.every_stage_placement(
-            config.vocab_size, hidden, tied=tied,
-            rope=(common.rope_cache(config, mixer.head_size, max_position=config.size("max_position_embeddings", 8192)),),
+            config.vocab_size,
+            hidden,
+            tied=tied,
+            rope=(
+                common.rope_cache(
+                    config, mixer.head_size, max_position=config.size("max_position_embeddings", 8192)
+                ),
+            ),
         ),
-    )  # fmt: skip
+    )

@@ -1,10 +1,11 @@
 """Families that vLLM runs with transformers' own modules ("Using Transformers modeling backend").
 
-Source: vllm/model_executor/models/transformers/base.py, causal.py, fusers/ (0.26.0): every nn.Linear becomes the parallel
-class that transformers' `base_model_tp_plan` names, gate and up projections are merged since 0.25.0, embeddings are on the
-first pipeline stage (and the last if tied), final norm and head on the last; rotary frequencies stay transformers' buffers
-on every stage instead of a cos/sin cache. The query, key and value projections stay apart: the tracer does not get through
-the attention of transformers 5.24.0, so a rank needs whole outputs, not whole KV heads.
+Source: vllm/model_executor/models/transformers/base.py, causal.py, fusers/ (0.26.0): every nn.Linear becomes
+the parallel class that transformers' `base_model_tp_plan` names, gate and up projections are merged since
+0.25.0, embeddings are on the first pipeline stage (and the last if tied), final norm and head on the last;
+rotary frequencies stay transformers' buffers on every stage instead of a cos/sin cache. The query, key and
+value projections stay apart: the tracer does not get through the attention of transformers 5.24.0, so a rank
+needs whole outputs, not whole KV heads.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Shape:
 def olmo(config: ModelConfig, release: Release) -> Architecture:
     """OlmoForCausalLM: its LayerNorms have no weights."""
     bias = config.boolean("attention_bias", False)
-    return _build(config, release, Shape(name="olmo", norms=(), qkv_bias=bias, out_bias=bias, final_norm=None))
+    return _build(
+        config, release, Shape(name="olmo", norms=(), qkv_bias=bias, out_bias=bias, final_norm=None)
+    )
 
 
 def olmo2(config: ModelConfig, release: Release) -> Architecture:
@@ -66,24 +69,48 @@ def olmo3(config: ModelConfig, release: Release) -> Architecture:
     layers = range(config.num_hidden_layers)
     kinds = tuple("sliding_attention" if (i + 1) % 4 else "full_attention" for i in layers)
     shape = _olmo2_shape(config, "olmo3")
-    return _build(config, release, Shape(
-        name=shape.name, norms=shape.norms, qkv_bias=shape.qkv_bias, out_bias=shape.out_bias, qk_norm=shape.qk_norm,
-        default_kinds=kinds, frequencies=4,
-    ))  # fmt: skip
+    return _build(
+        config,
+        release,
+        Shape(
+            name=shape.name,
+            norms=shape.norms,
+            qkv_bias=shape.qkv_bias,
+            out_bias=shape.out_bias,
+            qk_norm=shape.qk_norm,
+            default_kinds=kinds,
+            frequencies=4,
+        ),
+    )
 
 
 def smollm3(config: ModelConfig, release: Release) -> Architecture:
     """SmolLM3ForCausalLM."""
     bias = config.boolean("attention_bias", False)
-    return _build(config, release, Shape(name="smollm3", qkv_bias=bias, out_bias=bias,
-                                         mlp_bias=config.boolean("mlp_bias", False)))  # fmt: skip
+    return _build(
+        config,
+        release,
+        Shape(name="smollm3", qkv_bias=bias, out_bias=bias, mlp_bias=config.boolean("mlp_bias", False)),
+    )
 
 
 def starcoder2(config: ModelConfig, release: Release) -> Architecture:
     """Starcoder2ForCausalLM."""
     bias = config.boolean("use_bias", True)
-    return _build(config, release, Shape(name="starcoder2", norm_bias=True, qkv_bias=bias, out_bias=bias, mlp_bias=bias,
-                                         gated=False, up="c_fc", down="c_proj"))  # fmt: skip
+    return _build(
+        config,
+        release,
+        Shape(
+            name="starcoder2",
+            norm_bias=True,
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=bias,
+            gated=False,
+            up="c_fc",
+            down="c_proj",
+        ),
+    )
 
 
 def phi(config: ModelConfig, release: Release) -> Architecture:
@@ -92,38 +119,75 @@ def phi(config: ModelConfig, release: Release) -> Architecture:
     size = config.hidden_size // heads
     norms: tuple[Module, ...] = ()
     if config.boolean("qk_layernorm", False):
-        norms = (*common.norm("self_attn.q_layernorm", size, bias=True), *common.norm("self_attn.k_layernorm", size, bias=True))
-    return _build(config, release, Shape(
-        name="phi", norms=("input_layernorm",), norm_bias=True, qkv_bias=True, out_bias=True, out="dense", mlp_bias=True,
-        gated=False, up="fc1", down="fc2", qk_norm=norms, final_norm="final_layernorm",
-    ))  # fmt: skip
+        norms = (
+            *common.norm("self_attn.q_layernorm", size, bias=True),
+            *common.norm("self_attn.k_layernorm", size, bias=True),
+        )
+    return _build(
+        config,
+        release,
+        Shape(
+            name="phi",
+            norms=("input_layernorm",),
+            norm_bias=True,
+            qkv_bias=True,
+            out_bias=True,
+            out="dense",
+            mlp_bias=True,
+            gated=False,
+            up="fc1",
+            down="fc2",
+            qk_norm=norms,
+            final_norm="final_layernorm",
+        ),
+    )
 
 
 def glm(config: ModelConfig, release: Release) -> Architecture:
     """GlmForCausalLM."""
-    return _build(config, release, Shape(name="glm", qkv_bias=config.boolean("attention_bias", False), gated=None))
+    return _build(
+        config, release, Shape(name="glm", qkv_bias=config.boolean("attention_bias", False), gated=None)
+    )
 
 
 def seed_oss(config: ModelConfig, release: Release) -> Architecture:
     """SeedOssForCausalLM."""
-    return _build(config, release, Shape(
-        name="seed_oss", qkv_bias=config.boolean("attention_bias", True),
-        out_bias=config.boolean("attention_out_bias", False), mlp_bias=config.boolean("mlp_bias", False),
-    ))  # fmt: skip
+    return _build(
+        config,
+        release,
+        Shape(
+            name="seed_oss",
+            qkv_bias=config.boolean("attention_bias", True),
+            out_bias=config.boolean("attention_out_bias", False),
+            mlp_bias=config.boolean("mlp_bias", False),
+        ),
+    )
 
 
 def arcee(config: ModelConfig, release: Release) -> Architecture:
     """ArceeForCausalLM: an MLP without gate."""
     bias = config.boolean("attention_bias", False)
-    return _build(config, release, Shape(name="arcee", qkv_bias=bias, out_bias=bias, gated=False,
-                                         mlp_bias=config.boolean("mlp_bias", False)))  # fmt: skip
+    return _build(
+        config,
+        release,
+        Shape(
+            name="arcee",
+            qkv_bias=bias,
+            out_bias=bias,
+            gated=False,
+            mlp_bias=config.boolean("mlp_bias", False),
+        ),
+    )
 
 
 def llama(config: ModelConfig, release: Release) -> Architecture:
     """Llama's modules in transformers (CwmForCausalLM)."""
     bias = config.boolean("attention_bias", False)
-    return _build(config, release, Shape(name="llama", qkv_bias=bias, out_bias=bias,
-                                         mlp_bias=config.boolean("mlp_bias", False)))  # fmt: skip
+    return _build(
+        config,
+        release,
+        Shape(name="llama", qkv_bias=bias, out_bias=bias, mlp_bias=config.boolean("mlp_bias", False)),
+    )
 
 
 def _olmo2_shape(config: ModelConfig, name: str) -> Shape:
@@ -131,9 +195,14 @@ def _olmo2_shape(config: ModelConfig, name: str) -> Shape:
     norms = (
         *common.norm("self_attn.q_norm", config.num_attention_heads * config.head_dim),
         *common.norm("self_attn.k_norm", config.num_key_value_heads * config.head_dim),
-    )  # fmt: skip
-    return Shape(name=name, norms=("post_attention_layernorm", "post_feedforward_layernorm"), qkv_bias=bias, out_bias=bias,
-                 qk_norm=norms)  # fmt: skip
+    )
+    return Shape(
+        name=name,
+        norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm=norms,
+    )
 
 
 def _build(config: ModelConfig, release: Release, shape: Shape) -> Architecture:
@@ -146,21 +215,43 @@ def _build(config: ModelConfig, release: Release, shape: Shape) -> Architecture:
 
     def build(kind: str, indices: tuple[int, ...]) -> LayerGroup:
         sliding = window if has_types and kind == "sliding_attention" else elsewhere
-        mixer = grouped_attention(config, config.head_dim, sliding_window=sliding, qk_norm=bool(shape.qk_norm))
+        mixer = grouped_attention(
+            config, config.head_dim, sliding_window=sliding, qk_norm=bool(shape.qk_norm)
+        )
         return LayerGroup(
             indices=indices,
-            modules=(*_attention(config, release, shape, mixer), *shape.qk_norm, *feed,
-                     *(module for each in shape.norms for module in common.norm(each, hidden, bias=shape.norm_bias))),
-            mixers=(mixer,), feed_forward=feed_forward,
-        )  # fmt: skip
+            modules=(
+                *_attention(config, release, shape, mixer),
+                *shape.qk_norm,
+                *feed,
+                *(
+                    module
+                    for each in shape.norms
+                    for module in common.norm(each, hidden, bias=shape.norm_bias)
+                ),
+            ),
+            mixers=(mixer,),
+            feed_forward=feed_forward,
+        )
 
     tied = common.tied(config)
     final = () if shape.final_norm is None else common.norm(shape.final_norm, hidden, bias=shape.norm_bias)
     outside = common.llama_placement(
-        config.vocab_size, hidden, tied=tied, head_allocated_first=True, final_norm=final, rope=_frequencies(config, shape),
-    )  # fmt: skip
-    return decoder(config, name="TransformersForCausalLM", family=f"transformers_{shape.name}", tied=tied,
-                   layers=common.group_layers(kinds, build), outside=outside)  # fmt: skip
+        config.vocab_size,
+        hidden,
+        tied=tied,
+        head_allocated_first=True,
+        final_norm=final,
+        rope=_frequencies(config, shape),
+    )
+    return decoder(
+        config,
+        name="TransformersForCausalLM",
+        family=f"transformers_{shape.name}",
+        tied=tied,
+        layers=common.group_layers(kinds, build),
+        outside=outside,
+    )
 
 
 def _uses_window(config: ModelConfig) -> bool:
@@ -171,21 +262,39 @@ def _uses_window(config: ModelConfig) -> bool:
 def _attention(config: ModelConfig, release: Release, shape: Shape, mixer: Attention) -> tuple[Module, ...]:
     """The projections and the scalars of vLLM's attention layer.
 
-    That layer is no part of the module tree (`create_attention_instances` keeps a dict), so post-load processing passes it
-    by and the scalars that it would move to the host stay on the GPU (layers/attention/attention.py:124-150, 601-617).
+    That layer is no part of the module tree (`create_attention_instances` keeps a dict), so post-load
+    processing passes it by and the scalars that it would move to the host stay on the GPU
+    (layers/attention/attention.py:124-150, 601-617).
     """
-    kept = ("k_scale_cpu", "v_scale_cpu") if release.has("kv_scale_cpu_copies") else ()
+    kept: tuple[str, ...] = ("k_scale_cpu", "v_scale_cpu") if release.has("kv_scale_cpu_copies") else ()
     kept += ("q_range", "k_range", "v_range") if release.has("kv_scale_ranges") else ()
     hidden, size = config.hidden_size, mixer.head_size
-    widths = (("q_proj", mixer.num_heads * size), ("k_proj", mixer.num_kv_heads * size), ("v_proj", mixer.num_kv_heads * size))
+    widths = (
+        ("q_proj", mixer.num_heads * size),
+        ("k_proj", mixer.num_kv_heads * size),
+        ("v_proj", mixer.num_kv_heads * size),
+    )
     return (
-        *(Linear(name=f"self_attn.{name}", inputs=hidden, outputs=(width,), shard=Shard.COLUMN, bias=shape.qkv_bias)
-          for name, width in widths),
-        Linear(name=f"self_attn.{shape.out}", inputs=mixer.num_heads * size, outputs=(hidden,), shard=Shard.ROW,
-               bias=shape.out_bias),
+        *(
+            Linear(
+                name=f"self_attn.{name}",
+                inputs=hidden,
+                outputs=(width,),
+                shard=Shard.COLUMN,
+                bias=shape.qkv_bias,
+            )
+            for name, width in widths
+        ),
+        Linear(
+            name=f"self_attn.{shape.out}",
+            inputs=mixer.num_heads * size,
+            outputs=(hidden,),
+            shard=Shard.ROW,
+            bias=shape.out_bias,
+        ),
         *common.attention_scales(),
         *(Tensor(name=f"self_attn.attn._{name}", shape=(), dtype="float32", buffer=True) for name in kept),
-    )  # fmt: skip
+    )
 
 
 def _feed_forward(config: ModelConfig, release: Release, shape: Shape) -> tuple[tuple[Module, ...], DenseMLP]:
@@ -195,7 +304,9 @@ def _feed_forward(config: ModelConfig, release: Release, shape: Shape) -> tuple[
         return common.plain_mlp(hidden, width, bias=shape.mlp_bias, up=shape.up, down=shape.down), facts
     if shape.gated is None or release.has("transformers_glu_fusion"):
         return common.gated_mlp(hidden, width, bias=shape.mlp_bias), facts
-    gate = Linear(name="mlp.gate_proj", inputs=hidden, outputs=(width,), shard=Shard.COLUMN, bias=shape.mlp_bias)
+    gate = Linear(
+        name="mlp.gate_proj", inputs=hidden, outputs=(width,), shard=Shard.COLUMN, bias=shape.mlp_bias
+    )
     return (gate, *common.plain_mlp(hidden, width, bias=shape.mlp_bias)), facts
 
 
@@ -204,7 +315,9 @@ def _frequencies(config: ModelConfig, shape: Shape) -> tuple[Placed, ...]:
     factor = float(common.rope_parameters(config).get("partial_rotary_factor", 1.0))
     size = int(config.head_dim * factor) // 2
     return tuple(
-        Placed(module=Tensor(name=f"rotary_emb.inv_freq.{i}", shape=(size,), dtype="float32", buffer=True),
-               placement=Placement.EVERY)
+        Placed(
+            module=Tensor(name=f"rotary_emb.inv_freq.{i}", shape=(size,), dtype="float32", buffer=True),
+            placement=Placement.EVERY,
+        )
         for i in range(shape.frequencies)
-    )  # fmt: skip
+    )
