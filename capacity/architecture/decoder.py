@@ -1,6 +1,4 @@
 """What nearly every decoder-only family repeats: head counts with checks, feed-forwards, the whole model."""
-model.
-"""
 
 from __future__ import annotations
 

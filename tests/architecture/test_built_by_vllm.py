@@ -15,7 +15,6 @@ CASES = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 
 UNREGISTERED = ("topk_indices_buffer", "_layernorm.weight", "attn._")
 """What vLLM holds outside parameters and buffers: in the bytes, not in the table of tensors."""
-"""
 
 
 @CASES
