@@ -34,8 +34,8 @@ def suggestions(plan: Plan, replan: Replan) -> tuple[Suggestion, ...]:
             tokens_delta=other.kv_cache.tokens - plan.kv_cache.tokens,
         )
         helps = effect.starts if not plan.starts else False
-        gains = effect.available_kv_bytes_delta >= WORTH_BYTES or (plan.starts and effect.tokens_delta > 0)
-        if helps or gains:
+        gains = effect.available_kv_bytes_delta >= WORTH_BYTES or effect.tokens_delta > 0
+        if helps or (gains and effect.starts == plan.starts):
             found.append((0 if helps else 1, cost if helps else -effect.tokens_delta, Suggestion(change, flags, effect)))
     found.sort(key=lambda item: item[:2])
     return tuple(suggestion for _, _, suggestion in found[:MOST])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from vllm_capacity.activations.peak import ActivationPeak, activation_peak
 from vllm_capacity.advice import suggestions as suggest
@@ -32,7 +33,8 @@ from vllm_capacity.plan import Plan, RankPlan, RefusedPlan, Status, Verdict
 from vllm_capacity.releases.release import Release
 from vllm_capacity.verdict import judge
 from vllm_capacity.weights.layout import check_layout
-from vllm_capacity.weights.rank import load_peak_bytes, parameter_total, rank_weights, weight_terms
+from vllm_capacity.weights.rank import parameter_total, rank_weights
+from vllm_capacity.weights.terms import load_peak_bytes, weight_terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def _plan(
     concurrency: int | None,
     warnings: tuple[str, ...],
 ) -> Plan:
-    architecture = build_architecture(config, release)
+    architecture = _architecture(config, release)
     engine = resolve_engine(args, config, architecture, device, release)
     check_layout(architecture, engine.parallel, release)
     layers = layer_specs(config, architecture, engine, device, release)
@@ -117,7 +119,7 @@ def _plan(
     return Plan(
         config=config,
         architecture=architecture,
-        parameters=parameter_total(architecture),
+        parameters=_parameters(architecture),
         device=device,
         used_by_others_bytes=used_by_others_bytes,
         release=release,
@@ -130,6 +132,16 @@ def _plan(
         coverage=coverage(kinds[0].context),
         warnings=(*warnings, *engine.notes, *architecture.notes, *layers.notes),
     )
+
+
+@lru_cache(maxsize=64)
+def _architecture(config: ModelConfig, release: Release) -> Architecture:
+    return build_architecture(config, release)
+
+
+@lru_cache(maxsize=64)
+def _parameters(architecture: Architecture) -> int:
+    return parameter_total(architecture)
 
 
 def _parameter_bytes(context: RankContext, architecture: Architecture) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineConfig
 from vllm_capacity.errors import Reason
 from vllm_capacity.kv_cache.planning import KVCachePlan, estimate_max_model_len
-from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm
+from vllm_capacity.ledger import Allocator, Component, Lifetime
 from vllm_capacity.plan import ConcurrencyAnswer, RankPlan, Status, Verdict
 from vllm_capacity.releases.release import Release
 from vllm_capacity.units import GIB
@@ -32,9 +32,10 @@ def judge(
 ) -> Verdict:
     """Checks in the order of vLLM's start-up; `at_low`/`at_high` are the KV plans at the ends of the interval."""
     total = device.cuda_total_bytes
-    nominal = _first(_checks(ranks, kv_cache, engine, total, used_by_others_bytes, "nominal"))
-    worst = _first(_checks(ranks, at_low, engine, total, used_by_others_bytes, "worst"))
-    best = _first(_checks(ranks, at_high, engine, total, used_by_others_bytes, "best"))
+    nominal, worst, best = (
+        _first(_checks(uses, plan, engine, total, used_by_others_bytes))
+        for uses, plan in zip(_uses(ranks), (kv_cache, at_low, at_high), strict=True)
+    )
     if (worst is None) == (best is None):
         status = Status.STARTS if nominal is None else Status.DOES_NOT_START
     else:
@@ -58,36 +59,57 @@ def _first(findings: Iterable[_Finding]) -> _Finding:
     return next((finding for finding in findings if finding is not None), None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Device bytes of one rank by lifetime at one end of its terms' intervals, the KV cache apart."""
+
+    rank: RankPlan
+    by_lifetime: Mapping[Lifetime, int]
+    sampler_warmup: int
+
+    def during(self, lifetimes: Iterable[Lifetime]) -> int:
+        return sum(self.by_lifetime.get(lifetime, 0) for lifetime in lifetimes)
+
+
+def _uses(ranks: Sequence[RankPlan]) -> tuple[list[_Use], list[_Use], list[_Use]]:
+    """Nominal, worst and best use of each rank, in one pass over its terms."""
+    nominal, worst, best = [], [], []
+    for rank in ranks:
+        sums: dict[Lifetime, int] = {}
+        highs: dict[Lifetime, int] = {}
+        lows: dict[Lifetime, int] = {}
+        warmup = [0, 0, 0]
+        for t in rank.terms:
+            if t.allocator is Allocator.HOST or t.component is Component.KV_CACHE:
+                continue
+            if t.name == SAMPLER_WARMUP:
+                warmup = [t.n_bytes, t.high, t.low]
+            sums[t.lifetime] = sums.get(t.lifetime, 0) + t.n_bytes
+            highs[t.lifetime] = highs.get(t.lifetime, 0) + t.high
+            lows[t.lifetime] = lows.get(t.lifetime, 0) + t.low
+        nominal.append(_Use(rank, sums, warmup[0]))
+        worst.append(_Use(rank, highs, warmup[1]))
+        best.append(_Use(rank, lows, warmup[2]))
+    return nominal, worst, best
+
+
 def _checks(
-    ranks: Sequence[RankPlan], kv_cache: KVCachePlan, engine: EngineConfig, total: int, used_by_others: int, end: str
-) -> Iterable[_Finding]:
-    def n_bytes(t: MemoryTerm) -> int:
-        return {"nominal": t.n_bytes, "worst": t.high, "best": t.low}[end]
-
-    def in_use(rank: RankPlan, lifetimes: frozenset[Lifetime], *, without: Component | None = None) -> int:
-        return used_by_others + sum(
-            n_bytes(t)
-            for t in rank.terms
-            if t.lifetime in lifetimes
-            and t.allocator is not Allocator.HOST
-            and t.component not in (Component.KV_CACHE, without)
-        )
-
-    for rank in ranks:
-        yield _free_at_start(rank, engine, total, total - in_use(rank, frozenset({Lifetime.BEFORE_SNAPSHOT})))
-    for rank in ranks:
-        loaded = in_use(rank, _BEFORE_PROFILE) + rank.load_transient_bytes
+    uses: Sequence[_Use], kv_cache: KVCachePlan, engine: EngineConfig, total: int, used_by_others: int
+) -> Iterator[_Finding]:
+    for use in uses:
+        yield _free_at_start(use.rank, engine, total, total - used_by_others - use.during((Lifetime.BEFORE_SNAPSHOT,)))
+    for use in uses:
+        loaded = used_by_others + use.during(_BEFORE_PROFILE) + use.rank.load_transient_bytes
         yield _over(Reason.LOAD_PEAK, "while loading the weights", loaded, total)
     if kv_cache.refusal is not None:
         yield kv_cache.refusal.reason, kv_cache.refusal.message
-    for rank in ranks:
-        yield _over(Reason.NO_KV_MEMORY, "in the profile run", in_use(rank, _AT_PEAK), total)
-    for rank in ranks:
-        cache = kv_cache.num_blocks * (rank.kv_bytes // max(rank.kv_blocks, 1))
-        up = in_use(rank, _ONCE_UP) + cache
+    for use in uses:
+        yield _over(Reason.NO_KV_MEMORY, "in the profile run", used_by_others + use.during(_AT_PEAK), total)
+    for use in uses:
+        block_bytes = use.rank.kv_bytes // max(use.rank.kv_blocks, 1)
+        up = used_by_others + use.during(_ONCE_UP) + kv_cache.num_blocks * block_bytes
         yield _over(Reason.GRAPH_CAPTURE, "while capturing CUDA graphs", up, total)
-        warm = up + sum(n_bytes(t) for t in rank.terms if t.name == SAMPLER_WARMUP)
-        yield _over(Reason.SAMPLER_WARMUP, "in the sampler warm-up after graph capture", warm, total)
+        yield _over(Reason.SAMPLER_WARMUP, "in the sampler warm-up after graph capture", up + use.sampler_warmup, total)
 
 
 SAMPLER_WARMUP = "sampler_warmup"

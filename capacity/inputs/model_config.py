@@ -18,9 +18,9 @@ MAX_DIMENSION = 1 << 40
 _MISSING: Any = object()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ModelConfig:
-    """A parsed config.json.
+    """A parsed config.json; equal only to itself, so that what is built from it can be kept.
 
     `root` is the whole file, `text` the part vLLM calls `hf_text_config` (the same mapping for text-only models),
     `vision` the vision part or None. `quantization` is the checkpoint's quantisation block wherever it stands

@@ -191,7 +191,7 @@ def _kv_cache(plan: Plan) -> dict[str, Any]:
         "fixed_bytes_per_sequence": kv.fixed_bytes_per_sequence,
         "groups": [
             {
-                "layers": len(group.layer_names) if hasattr(group, "layer_names") else group.num_layers,
+                "layers": len(group.layers),
                 "spec": type(group.spec).__name__,
                 "page_size_bytes": group.spec.page_size_bytes,
                 "block_size": group.spec.block_size,

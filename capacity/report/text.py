@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm_capacity.budget import Account
-from vllm_capacity.ledger import Component, MemoryTerm
+from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm
 from vllm_capacity.plan import Plan, RankPlan, RefusedPlan, Status, Suggestion
 from vllm_capacity.units import gib
 
@@ -126,15 +126,14 @@ def _print_ledger(plan: Plan, rank: RankPlan, console: Console) -> None:
         rows = [
             (t, a)
             for t, a in zip(rank.terms, rank.accounts, strict=True)
-            if t.component is component and t.lifetime.value != "runtime"
+            if t.component is component and t.lifetime is not Lifetime.RUNTIME and t.allocator is not Allocator.HOST
         ]
         for inside in (True, False):
             part = [t for t, a in rows if (a not in _NOT_BUDGETED) == inside]
             n_bytes = sum(t.n_bytes for t in part)
-            if not part or (not inside and not n_bytes):
+            if not n_bytes and (not inside or any(t.n_bytes for t, _ in rows)):
                 continue
-            if inside and not n_bytes and any(t.n_bytes for t, _ in rows):
-                continue
+            part = part or [t for t, _ in rows]
             name = component.value if inside else f"{component.value} [dim](outside the budget)[/]"
             cells = [name, f"{n_bytes / 2**30:.3f}", _interval(part)]
             if wide:
@@ -287,6 +286,6 @@ def explain(plan: Plan, name: str) -> list[str]:
 def _explain_activation(plan: Plan, rank: RankPlan) -> list[str]:
     lines = [f"phases of vLLM's profile run, {_rank_title(plan, rank)}:"]
     for phase in sorted(rank.activation.phases, key=lambda p: -p.n_bytes):
-        mark = "*" if phase.name == rank.activation.winner else " "
+        mark = "*" if phase is rank.activation.winner else " "
         lines.append(f" {mark} {phase.name:<16} {gib(phase.n_bytes, 3)}")
     return lines

@@ -38,7 +38,7 @@ _NAME = re.compile(r"\W+")
 
 
 def weight_terms(ctx: RankContext, ep_rank: int = 0) -> tuple[MemoryTerm, ...]:
-    """One exact term per role of tensor, then `allocator_rounding`, then what libraries keep; all of lifetime
+    """One exact term per role of tensor, then `allocator_rounding`; all of lifetime
     `load`.
     """
     workspace = deep_gemm_workspace(ctx, method_of(ctx))
@@ -54,9 +54,7 @@ def _terms(weights: RankWeights, workspace: int, measured: bool, max_split: bool
     for group in weights.groups:
         by_role.setdefault(group.role, []).append(group)
     terms = [_role_term(role, by_role[role]) for role in ROLES if role in by_role]
-    terms.append(_rounding_term(weights, workspace, max_split))
-    if workspace:
-        terms.append(_workspace_term(workspace, measured))
+    terms.append(_rounding_term(weights, workspace, measured, max_split))
     return tuple(terms)
 
 
@@ -157,44 +155,32 @@ def _short(name: str) -> str:
     return _NAME.sub("_", "_".join(parts[-2:])).strip("_")
 
 
-def _rounding_term(weights: RankWeights, workspace: int, max_split: bool) -> MemoryTerm:
+def _rounding_term(weights: RankWeights, workspace: int, measured: bool, max_split: bool) -> MemoryTerm:
+    """What "Model loading took" counts beyond the tensors of the model."""
     tensors = weights.n_bytes
     allocated = allocated_bytes(weights, workspace=workspace, max_split=max_split) - workspace
     at_least = sum(round_up(group.tensor_bytes, 512) * group.count for group in weights.groups)
+    blocks = (
+        "tensors of 20 MiB and more, whose blocks are multiples of 2 MiB and not split (max_split_size_mb=20),"
+        if max_split
+        else "remainders of up to 1 MiB that it does not split off,"
+    )
+    note = (
+        f"PyTorch counts whole blocks: {at_least - tensors:,} B for 512-byte multiples, the rest for {blocks} and for free "
+        "blocks of the rope cache's construction that weights took over"
+    )
+    if workspace:
+        note += (
+            f"; {workspace:,} B of it are DeepGEMM's cuBLASLt workspace, kept from the first fp8 quantiser on "
+            "(vllm/utils/deep_gemm.py: _lazy_init)"
+        )
+        if not measured:
+            note += ", in a DeepGEMM that no recorded run shows"
+    total = allocated - tensors + workspace
     return term(
-        "allocator_rounding",
-        Component.WEIGHTS,
-        "blocks_bytes - tensor_bytes",
+        "allocator_rounding", Component.WEIGHTS, "blocks_bytes - tensor_bytes + library_workspace_bytes",
         lifetime=Lifetime.LOAD,
         source="c10/cuda/CUDACachingAllocator.cpp; vllm/v1/worker/gpu_worker.py: Worker.load_model",
-        note=(
-            f"PyTorch counts whole blocks: {at_least - tensors:,} B for 512-byte multiples, the rest for "
-            + (
-                "tensors of 20 MiB and more, whose blocks are multiples of 2 MiB and not split"
-                " (max_split_size_mb=20),"
-                if max_split
-                else "remainders of up to 1 MiB that it does not split off,"
-            )
-            + " and for free blocks of the rope cache's construction that weights took over"
-        ),
-        blocks_bytes=allocated,
-        tensor_bytes=tensors,
-    )
-
-
-def _workspace_term(workspace: int, measured: bool) -> MemoryTerm:
-    return term(
-        "deep_gemm_workspace",
-        Component.WORKSPACE,
-        "workspace_bytes",
-        lifetime=Lifetime.LOAD,
-        source="vllm/utils/deep_gemm.py: _lazy_init; DeepGEMM csrc/jit/device_runtime.hpp",
-        low=None if measured else 0,
-        note="DeepGEMM's cuBLASLt workspace, kept from the first fp8 quantiser on"
-        + (
-            ""
-            if measured
-            else "; this release bundles a newer DeepGEMM whose workspace no recorded run shows"
-        ),
-        workspace_bytes=workspace,
-    )
+        low=total if measured else total - workspace,
+        note=note, blocks_bytes=allocated, tensor_bytes=tensors, library_workspace_bytes=workspace,
+    )  # fmt: skip

@@ -8,6 +8,7 @@ from recorded import Run, ranks, runs
 from vllm_capacity.errors import CapacityError
 from vllm_capacity.ledger import Component, Lifetime, evaluate
 from vllm_capacity.parallel import ParallelConfig
+from vllm_capacity.ledger import MemoryTerm
 from vllm_capacity.units import GIB, MIB
 from vllm_capacity.weights.rank import load_peak_bytes, rank_weights, weight_terms
 
@@ -92,13 +93,16 @@ def test_older_releases_split_that_block() -> None:
 
 
 def test_an_fp8_cache_brings_deep_gemms_workspace_into_loading() -> None:
-    plain = {t.name for t in weight_terms(context(model(LLAMA)))}
-    fp8 = {t.name: t for t in weight_terms(context(model(LLAMA), kv_cache_dtype="fp8"))}
-    assert "deep_gemm_workspace" not in plain
-    assert fp8["deep_gemm_workspace"].n_bytes == 32 * MIB
-    assert fp8["deep_gemm_workspace"].low == 32 * MIB
-    newer = {t.name: t for t in weight_terms(context(model(LLAMA), kv_cache_dtype="fp8", release="0.33.0"))}
-    assert newer["deep_gemm_workspace"].low == 0, "no recorded run shows what the newer DeepGEMM allocates"
+    def rounding(release: str, cache: str) -> MemoryTerm:
+        terms = weight_terms(context(model(LLAMA), kv_cache_dtype=cache, release=release))
+        return next(t for t in terms if t.name == "allocator_rounding")
+
+    assert rounding("0.26.0", "auto").values["library_workspace_bytes"] == 0
+    fp8 = rounding("0.26.0", "fp8")
+    assert fp8.values["library_workspace_bytes"] == 32 * MIB
+    assert fp8.low == fp8.n_bytes
+    newer = rounding("0.33.0", "fp8")
+    assert newer.n_bytes - newer.low == 32 * MIB, "no recorded run shows what the newer DeepGEMM allocates"
 
 
 def test_a_tied_head_that_is_allocated_first_raises_the_load_peak() -> None:
