@@ -54,7 +54,7 @@ class Measurement:
         return bool(self.runs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
     """All measurements, the user's before the built-in ones."""
 
@@ -63,9 +63,7 @@ class Calibration:
 
     def find(self, component: str, **facts: Any) -> Measurement | None:
         """The first measurement of this component whose conditions all hold."""
-        return next(
-            (m for m in self.measurements if m.component == component and _holds(m.when, facts)), None
-        )
+        return _find(self, component, tuple(facts.items()))
 
     def get(self, component: str, **facts: Any) -> Measurement:
         """As `find`; the file has a fallback for every component."""
@@ -73,6 +71,12 @@ class Calibration:
         if found is None:
             raise InputError(f"calibration has no entry for {component}")
         return found
+
+
+@lru_cache(maxsize=512)
+def _find(known: Calibration, component: str, facts: tuple[tuple[str, Any], ...]) -> Measurement | None:
+    at = dict(facts)
+    return next((m for m in known.measurements if m.component == component and _holds(m.when, at)), None)
 
 
 def _holds(when: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
@@ -118,7 +122,7 @@ _active: ContextVar[Calibration | None] = ContextVar("calibration", default=None
 
 def calibration() -> Calibration:
     """What terms look constants up in: the one of `use_calibration`, else the built-in measurements."""
-    return _active.get() or Calibration(_built_in(), "built-in")
+    return _active.get() or _shipped()
 
 
 @contextmanager
@@ -132,6 +136,11 @@ def use_calibration(chosen: Calibration | None) -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Calibration:
+    return Calibration(_built_in(), "built-in")
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from types import CodeType
 from typing import Any
 
 from vllm_capacity.units import cdiv, round_up
@@ -70,14 +69,15 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 @lru_cache(maxsize=None)
-def _compiled(formula: str) -> tuple[CodeType, tuple[str, ...]]:
-    code = compile(formula, "<formula>", "eval")
-    return code, code.co_names
+def _compiled(formula: str) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    names = tuple(n for n in compile(formula, "<formula>", "eval").co_names if n not in _FUNCTIONS)
+    return eval(f"lambda {', '.join(names)}: {formula}", {"__builtins__": {}, **_FUNCTIONS}), names
 
 
 def evaluate(formula: str, values: Mapping[str, int | float]) -> int:
     """The integer a formula gives; formulas are literals of this package, never user input."""
-    return int(eval(_compiled(formula)[0], {"__builtins__": {}, **_FUNCTIONS}, dict(values)))
+    function, names = _compiled(formula)
+    return int(function(*[values[name] for name in names]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from vllm_capacity.errors import CapacityError, InputError
 from vllm_capacity.inputs.config_json import normalise
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.inputs.models import load_model
-from vllm_capacity.ledger import Lifetime
 from vllm_capacity.parallel import ParallelConfig, stage_bounds
 from vllm_capacity.releases import get_release
 from vllm_capacity.releases.release import Release
@@ -227,19 +226,39 @@ def ranks(run: Run) -> Iterator[tuple[int, str, dict[str, float]]]:
 def predictions(run: Run, stage: int) -> dict[str, float]:
     """Predicted figures of a stage in GiB, under the names that `ranks` uses."""
     from vllm_capacity.activations.peak import activation_peak
-    from vllm_capacity.budget import Account, account_of
+    from vllm_capacity.budget import Account, rank_budget
     from vllm_capacity.overheads import graph_estimate, overhead_terms
+    from vllm_capacity.weights.rank import weight_terms
 
     ctx = run.context(stage)
-    terms = overhead_terms(ctx)
+    peak = activation_peak(ctx)
+    terms = [*overhead_terms(ctx), *peak.terms]
     estimate = graph_estimate(ctx)
-    return {
-        "activation": activation_peak(ctx).n_bytes / GIB,
-        "non_torch": sum(t.n_bytes for t in terms if account_of(t, ctx.release) is Account.NON_TORCH) / GIB,
-        "graph_estimate": estimate.n_bytes / GIB if estimate else 0.0,
-        "graphs": sum(t.n_bytes for t in terms if account_of(t, ctx.release) is Account.CUDA_GRAPHS) / GIB,
-        "before_snapshot": sum(t.n_bytes for t in terms if t.lifetime is Lifetime.BEFORE_SNAPSHOT) / GIB,
+    weighs = bool(ctx.architecture.outside)
+    try:
+        terms += weight_terms(ctx) if weighs else ()
+    except InputError:  # quantisation that is not modelled yet
+        weighs = False
+    budget = rank_budget(
+        terms,
+        ctx.release,
+        cuda_total_bytes=ctx.device.cuda_total_bytes,
+        used_by_others_bytes=0,
+        utilization=ctx.engine.gpu_memory_utilization,
+        kv_cache_memory_bytes=None,
+        graph_estimate=estimate,
+        graph_estimate_enabled=ctx.release.has("graph_estimate_subtracted"),
+    )
+    found = {
+        "activation": peak.n_bytes,
+        "non_torch": budget.totals[Account.NON_TORCH],
+        "graph_estimate": budget.graph_estimate_bytes,
+        "graphs": budget.totals[Account.CUDA_GRAPHS],
+        "before_snapshot": ctx.device.cuda_total_bytes - budget.free_bytes,
     }
+    if weighs:
+        found |= {"weights": budget.totals[Account.WEIGHTS], "available_kv": budget.available_kv_bytes}
+    return {name: n_bytes / GIB for name, n_bytes in found.items()}
 
 
 def table() -> Iterator[tuple[str, str, float, float]]:

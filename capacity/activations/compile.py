@@ -72,6 +72,6 @@ def compile_phase(ctx: RankContext, sizes: Sizes) -> Phase | None:
                 hidden=sizes.hidden,
                 el=sizes.el,
             ),
-            *l2_flush(ctx, cold=True),
+            l2_flush(ctx),
         )
-    return phase("compile", (table, *others), cold=True)
+    return phase("compile", (table, *others), warm_bytes=0)

@@ -47,21 +47,17 @@ def state_space_width(mixer: StateSpace) -> int:
     return mixer.inner_size
 
 
-def l2_flush(ctx: RankContext, *, cold: bool) -> tuple[MemoryTerm, ...]:
+def l2_flush(ctx: RankContext) -> MemoryTerm:
     """The buffer with which Inductor's benchmarker flushes the L2 cache while it times kernel variants."""
-    if not cold:
-        return ()
     found = l2_cache(ctx.device)
-    return (
-        transient(
-            "autotune_l2_flush",
-            "l2_bytes",
-            "torch/_inductor/runtime/benchmarking.py: InductorBenchmarker.benchmark_gpu (torch 2.10 to 2.14)",
-            note="kernel variants are timed at a first run; with a warm cache there is no such buffer",
-            low=found.low,
-            high=found.high,
-            l2_bytes=found.n_bytes,
-        ),
+    return transient(
+        "autotune_l2_flush",
+        "l2_bytes",
+        "torch/_inductor/runtime/benchmarking.py: InductorBenchmarker.benchmark_gpu (torch 2.10 to 2.14)",
+        note="kernel variants are timed at a first run; with a warm cache there is no such buffer",
+        low=found.low,
+        high=found.high,
+        l2_bytes=found.n_bytes,
     )
 
 
@@ -70,8 +66,6 @@ def layer_phases(
     sizes: Sizes,
     early: tuple[MemoryTerm, ...],
     workspace: tuple[MemoryTerm, ...],
-    *,
-    cold: bool,
 ) -> Iterator[Phase]:
     """All phases of the layers on this stage. `early` is alive in each, the MoE `workspace` from the first
     MoE layer on.
@@ -88,7 +82,7 @@ def layer_phases(
             if key in seen:
                 continue
             seen.add(key)
-            yield from _mixer_phases(ctx, sizes, group, mixer, kept, cold=cold)
+            yield from _mixer_phases(ctx, sizes, group, mixer, kept)
             if isinstance(group.feed_forward, DenseMLP):
                 yield _mlp(
                     ctx,
@@ -97,7 +91,6 @@ def layer_phases(
                     group.feed_forward.gated,
                     mixer,
                     kept,
-                    cold=cold,
                 )
 
 
@@ -108,8 +101,6 @@ def _mlp(
     gated: bool,
     mixer: Mixer,
     kept: tuple[MemoryTerm, ...],
-    *,
-    cold: bool,
 ) -> Phase:
     """gate_up -> activation -> down. Compiled: attention output, both residuals and the widest pair of MLP
     tensors.
@@ -117,9 +108,10 @@ def _mlp(
     width = share(intermediate, sizes.tp)
     wide = 2 * width if gated else width
     reduced = sizes.hidden if sizes.tp > 1 else 0
-    terms: list[MemoryTerm] = []
+    terms = list(kept)
+    warm = 0
     if ctx.engine.compiled:
-        flush = l2_flush(ctx, cold=cold)
+        flush = l2_flush(ctx)
         terms.append(
             transient(
                 "mlp_residuals",
@@ -152,10 +144,9 @@ def _mlp(
             reduced=reduced,
             el=sizes.el,
         )
-        if activated.n_bytes + sum(t.n_bytes for t in flush) >= entered.n_bytes:
-            terms += [activated, *flush]
-        else:
-            terms.append(entered)
+        timed = activated.n_bytes + flush.n_bytes
+        warm = max(activated.n_bytes, entered.n_bytes) - max(timed, entered.n_bytes)
+        terms += [activated, flush] if timed >= entered.n_bytes else [entered]
     else:
         low = sizes.tokens * (3 * sizes.hidden + wide + width) * sizes.el
         terms.append(
@@ -175,7 +166,7 @@ def _mlp(
         )
     if quant_kind(ctx).quantises_activations:
         terms.append(_quantised_inputs(ctx, sizes, width))
-    return phase("MLP", (*kept, *terms))
+    return phase("MLP", terms, warm_bytes=sum([t.n_bytes for t in terms]) + warm)
 
 
 def _quantised_inputs(ctx: RankContext, sizes: Sizes, width: int) -> MemoryTerm:
@@ -198,63 +189,52 @@ def _mixer_phases(
     group: LayerGroup,
     mixer: Mixer,
     kept: tuple[MemoryTerm, ...],
-    *,
-    cold: bool,
 ) -> Iterator[Phase]:
     if isinstance(mixer, Attention):
-        yield _attention(ctx, sizes, mixer, kept, cold=cold)
+        yield _attention(ctx, sizes, mixer, kept)
     elif isinstance(mixer, MultiHeadLatentAttention):
         yield _mla(ctx, sizes, mixer, kept)
     else:
         yield _state_space(sizes, mixer, kept)
 
 
-def _attention(
-    ctx: RankContext, sizes: Sizes, mixer: Attention, kept: tuple[MemoryTerm, ...], *, cold: bool
-) -> Phase:
+def _attention(ctx: RankContext, sizes: Sizes, mixer: Attention, kept: tuple[MemoryTerm, ...]) -> Phase:
     """qkv projection, norms and rope, and the attention output: the end of a piece. No kernel of it runs in
-    the profile.
+    the profile. While rope is being timed the output does not exist yet.
     """
     q = share(mixer.num_heads, sizes.tp) * mixer.head_size
     kv = kv_share(mixer.num_kv_heads, sizes.tp) * (mixer.head_size + mixer.head_size_v)
     k = kv_share(mixer.num_kv_heads, sizes.tp) * mixer.head_size
     out = share(mixer.num_heads, sizes.tp) * mixer.head_size_v
-    held = out + sizes.hidden if ctx.engine.compiled else 2 * sizes.hidden
-    terms = [
+    compiled = ctx.engine.compiled
+    output = transient(
+        "attention_output",
+        "tokens * out * el",
+        "layers/attention/attention.py: Attention.forward (output buffer)",
+        tokens=sizes.tokens,
+        out=out,
+        el=sizes.el,
+    )
+    flush = (l2_flush(ctx),) if compiled else ()
+    last = max((output, *flush), key=lambda t: t.n_bytes)
+    terms = (
+        *kept,
         transient(
             "attention",
-            "tokens * (held + hidden + qkv + roped + out) * el",
-            PIECE if ctx.engine.compiled else EAGER,
-            note="what entered the piece, residual, qkv, q and k after rope, attention output",
+            "tokens * (held + hidden + qkv + roped) * el",
+            PIECE if compiled else EAGER,
+            note="what entered the piece, residual, qkv, q and k after rope",
             tokens=sizes.tokens,
-            held=held,
+            held=out + sizes.hidden if compiled else 2 * sizes.hidden,
             hidden=sizes.hidden,
             qkv=q + kv,
             roped=q + k,
-            out=out,
             el=sizes.el,
-        )
-    ]
-    if ctx.engine.compiled and cold:
-        without_out = sizes.tokens * out * sizes.el
-        flush = l2_flush(ctx, cold=True)
-        if sum(t.n_bytes for t in flush) > without_out:
-            terms = [
-                transient(
-                    "attention",
-                    "tokens * (held + hidden + qkv + roped) * el",
-                    PIECE,
-                    note="rope is being timed; the attention output does not exist yet",
-                    tokens=sizes.tokens,
-                    held=held,
-                    hidden=sizes.hidden,
-                    qkv=q + kv,
-                    roped=q + k,
-                    el=sizes.el,
-                ),
-                *flush,
-            ]
-    return phase("attention", (*kept, *terms))
+        ),
+        last,
+    )
+    warm = sum([t.n_bytes for t in terms]) - last.n_bytes + output.n_bytes
+    return phase("attention", terms, warm_bytes=warm)
 
 
 def mla_workspace_tokens(ctx: RankContext) -> int:

@@ -16,20 +16,26 @@ from vllm_capacity.units import DTYPE_BYTES
 class Phase:
     """A moment of the profile run at which many bytes are alive.
 
-    `n_bytes` is everything that PyTorch has allocated above the start of profiling, what persists included.
-    `cold` phases exist only while nothing is in the compile caches yet.
+    `n_bytes` is everything that PyTorch has allocated above the start of profiling, what persists included;
+    `warm_bytes` the same for a start that finds its kernels in the compile caches.
     """
 
     name: str
     n_bytes: int
     terms: tuple[MemoryTerm, ...]
-    cold: bool = False
+    warm_bytes: int
+
+    @property
+    def cold(self) -> bool:
+        """True for what exists only while the compile caches are empty."""
+        return self.warm_bytes == 0
 
 
-def phase(name: str, terms: Iterable[MemoryTerm], *, cold: bool = False) -> Phase:
-    """A phase of these terms; terms of 0 bytes are left out."""
-    kept = tuple(t for t in terms if t.n_bytes or t.high)
-    return Phase(name, sum(t.n_bytes for t in kept), kept, cold)
+def phase(name: str, terms: Iterable[MemoryTerm], *, warm_bytes: int | None = None) -> Phase:
+    """A phase of these terms; terms of 0 bytes are left out. `warm_bytes` is given where it differs."""
+    kept = tuple([t for t in terms if t.n_bytes or t.high])
+    n_bytes = sum([t.n_bytes for t in kept])
+    return Phase(name, n_bytes, kept, n_bytes if warm_bytes is None else warm_bytes)
 
 
 def transient(

@@ -33,23 +33,19 @@ class ActivationPeak:
 
 def activation_peak(ctx: RankContext) -> ActivationPeak:
     """The peak of `profile_run` on this rank, cold (terms, n_bytes) and warm (warm_bytes)."""
-    sizes = Sizes.of(ctx)
-    stays, phases = _phases(ctx, sizes, cold=True)
+    stays, phases = _phases(ctx, Sizes.of(ctx))
     winner = max(phases, key=lambda p: p.n_bytes)
     terms = _terms(winner, stays)
-    warm_stays, warm = _phases(ctx, sizes, cold=False)
     return ActivationPeak(
         phases=phases,
         winner=winner,
         terms=terms,
-        n_bytes=sum(t.n_bytes for t in terms),
-        warm_bytes=max(max(p.n_bytes for p in warm), sum(t.n_bytes for t in warm_stays)),
+        n_bytes=sum([t.n_bytes for t in terms]),
+        warm_bytes=max(sum([t.n_bytes for t in stays]), *[p.warm_bytes for p in phases]),
     )
 
 
-def _phases(
-    ctx: RankContext, sizes: Sizes, *, cold: bool
-) -> tuple[tuple[MemoryTerm, ...], tuple[Phase, ...]]:
+def _phases(ctx: RankContext, sizes: Sizes) -> tuple[tuple[MemoryTerm, ...], tuple[Phase, ...]]:
     """What stays allocated after the profile run, and all phases."""
     inputs = (*_inputs(ctx, sizes), *_auxiliary(ctx, sizes))
     early = (*_cublas(ctx), *_pipeline_buffers(ctx, sizes))
@@ -57,12 +53,12 @@ def _phases(
     workspace = (found,) if found is not None and found.n_bytes else ()
     last = (topk_buffer(ctx, sizes),) if needs_topk_buffer(ctx, sizes) else ()
     phases: list[Phase] = []
-    compiling = compile_phase(ctx, sizes) if cold else None
+    compiling = compile_phase(ctx, sizes)
     if compiling is not None:
-        phases.append(phase(compiling.name, (*inputs, *compiling.terms), cold=True))
+        phases.append(phase(compiling.name, (*inputs, *compiling.terms), warm_bytes=0))
     encoder, kept = encoder_phases(ctx, early)
     phases += encoder
-    phases += layer_phases(ctx, sizes, (*inputs, *early, *kept), workspace, cold=cold)
+    phases += layer_phases(ctx, sizes, (*inputs, *early, *kept), workspace)
     alive = (*inputs, *early, *workspace, *kept)
     phases += moe_phases(ctx, sizes, alive)
     phases += final_phases(ctx, sizes, (*alive, *last))
