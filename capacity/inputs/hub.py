@@ -8,6 +8,7 @@ InputError line that says what to do.
 from __future__ import annotations
 
 import logging
+import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.config_json import CONFIG_NAME, MAX_CONFIG_BYTES, QUANTISATION_NAME, parse_json
+from vllm_capacity.inputs.http_ranges import retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,8 @@ def fetch_file(
         )
     try:
         with _quiet():
-            facts = hub.get_hf_file_metadata(hub.hf_hub_url(repository, name, revision=revision))
+            url = hub.hf_hub_url(repository, name, revision=revision)
+            facts = retry(lambda: hub.get_hf_file_metadata(url), answered_only=True)
     except Exception as error:  # the library raises its own, the HTTP client's and the system's errors
         if optional and _is_missing_entry(error):
             return None
@@ -129,6 +132,8 @@ def explain(
     page = f"{constants.ENDPOINT}/{repository}"
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
+    if isinstance(error, urllib.error.HTTPError):
+        response, status = error, error.code
     if isinstance(error, errors.GatedRepoError):
         if _has_token():
             return InputError(

@@ -38,8 +38,7 @@ def write(folder: Path, config: object, name: str = "config.json") -> Path:
     return file
 
 
-# -- what is refused
-# ------------------------------------------------------------------------------------------------
+# -- what is refused -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,8 +128,7 @@ def test_wrong_types_name_the_key(change: dict[str, Any]) -> None:
     assert next(iter(change)).split("_")[0][:5] in str(caught.value)
 
 
-# -- reading
-# --------------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_and_its_file_give_the_same_config(tmp_path: Path) -> None:
@@ -180,8 +178,7 @@ def test_two_text_parts_are_refused_as_transformers_does() -> None:
         normalise("m", {"text_config": LLAMA, "decoder": LLAMA}, source="test")
 
 
-# -- class defaults
-# -------------------------------------------------------------------------------------------------
+# -- class defaults ------------------------------------------------------------------------------------------
 
 
 def test_gemma3_4b_gets_the_heads_that_its_file_does_not_state() -> None:
@@ -228,8 +225,7 @@ def test_layers_are_counted_where_only_the_list_of_layers_is_given() -> None:
     assert config.num_hidden_layers == 3
 
 
-# -- quantisation
-# ---------------------------------------------------------------------------------------------------
+# -- quantisation --------------------------------------------------------------------------------------------
 
 
 def block(root: dict[str, Any], beside: dict[str, Any] | None = None) -> Any:
@@ -300,8 +296,7 @@ def test_the_callers_block_is_not_changed() -> None:
     assert original == {"quant_method": "compressed_tensors"}
 
 
-# -- overrides
-# ------------------------------------------------------------------------------------------------------
+# -- overrides -----------------------------------------------------------------------------------------------
 
 
 def test_plain_overrides_replace_the_top_level() -> None:

@@ -123,4 +123,4 @@ def test_a_config_read_twice_is_the_same(tmp_path: Path) -> None:
             first, second = read_config(file), read_config(file)
         except CapacityError:
             continue
-        assert first == second
+        assert (first.root, first.text, first.quantization) == (second.root, second.text, second.quantization)

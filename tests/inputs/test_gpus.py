@@ -196,8 +196,7 @@ def test_a_search_finds_by_alias() -> None:
     assert list_devices("no such gpu") == []
 
 
-# -- described by hand
-# ----------------------------------------------------------------------------------------------
+# -- described by hand ---------------------------------------------------------------------------------------
 
 
 def test_a_gpu_described_by_hand_takes_the_rest_from_its_nearest_relative() -> None:
@@ -234,8 +233,7 @@ def test_nonsense_is_refused_by_name(memory: str, capability: str, message: str)
         custom_device(memory, capability)
 
 
-# -- this machine
-# ---------------------------------------------------------------------------------------------------
+# -- this machine --------------------------------------------------------------------------------------------
 
 
 def test_without_a_driver_there_is_no_local_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,237 @@
+"""Tensor names, dtypes and shapes from a checkpoint's safetensors headers: local, or ranges from the Hub.
+
+Only headers travel: the index names the shards, then the first bytes of each shard are read, in parallel,
+with retries. What was read is kept by commit in a small cache: a second plan of the same commit needs no network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_capacity.errors import InputError
+from vllm_capacity.inputs.http_ranges import get_range, retry
+from vllm_capacity.inputs.safetensors_format import TensorInfo, header_length, join, parse_header, shard_names
+
+__all__ = ["CheckpointHeaders", "Progress", "TensorInfo", "read_headers", "read_hub", "read_local"]
+
+MAX_INDEX_BYTES = 100 * 1000 * 1000
+FIRST_BYTES = 100_000
+"""One request reads this much; most headers fit (huggingface_hub measured 97 %)."""
+
+WORKERS = 8
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointHeaders:
+    """All tensors of a checkpoint, sorted by name."""
+
+    tensors: tuple[TensorInfo, ...]
+    n_files: int
+    source: str
+    commit: str | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @property
+    def n_elements(self) -> int:
+        return sum(tensor.n_elements for tensor in self.tensors)
+
+    def by_name(self) -> dict[str, TensorInfo]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+
+Progress = Callable[[int, int], None]
+"""Called with (shards read, shards in all)."""
+
+
+def read_headers(
+    spec: str, *, revision: str | None = None, offline: bool = False, progress: Progress | None = None
+) -> CheckpointHeaders:
+    """The headers of a folder's or a Hub repository's safetensors files. Raises InputError."""
+    path = Path(spec).expanduser()
+    if path.exists():
+        return read_local(path)
+    return read_hub(spec, revision=revision, offline=offline, progress=progress)
+
+
+# -- local ---------------------------------------------------------------------------------------------------
+
+
+def read_local(path: Path) -> CheckpointHeaders:
+    """Headers of a folder's shards (those its index names, else all *.safetensors) or of one file."""
+    files = [path] if path.is_file() else _local_shards(path)
+    shards = [(file.name, _read_file(file)) for file in files]
+    return CheckpointHeaders(join(shards), len(files), f"safetensors headers of {path}")
+
+
+def _local_shards(folder: Path) -> list[Path]:
+    index = folder / INDEX_NAME
+    if index.is_file():
+        if index.stat().st_size > MAX_INDEX_BYTES:
+            raise InputError(f"{index} is larger than {MAX_INDEX_BYTES:,} bytes")
+        names = shard_names(index.read_bytes(), str(index))
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise InputError(
+                f"{folder} lacks {len(missing)} of its {len(names)} shards, {missing[0]} for one"
+            )
+        return [folder / name for name in names]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise InputError(f"{folder} has no safetensors files; --weights config needs none")
+    return files
+
+
+def _read_file(file: Path) -> list[TensorInfo]:
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as handle:
+            length = header_length(handle.read(8), str(file), size)
+            return parse_header(handle.read(length), str(file))
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+# -- hub -----------------------------------------------------------------------------------------------------
+
+
+def read_hub(
+    repository: str, *, revision: str | None = None, offline: bool = False, progress: Progress | None = None
+) -> CheckpointHeaders:
+    """Headers of a repository by HTTP range requests; cached by commit."""
+    import huggingface_hub as hub
+    from huggingface_hub import constants
+    from vllm_capacity.inputs.hub import explain, fetch_file
+
+    offline = offline or bool(constants.HF_HUB_OFFLINE)
+    index = fetch_file(
+        repository, INDEX_NAME, revision=revision, offline=offline, optional=True, limit=MAX_INDEX_BYTES
+    )
+    commit = index.commit if index else None
+    if commit is None and offline:
+        cached = hub.try_to_load_from_cache(repository, "config.json", revision=revision)
+        commit = Path(cached).parts[-2] if isinstance(cached, str) else None
+    if commit is not None:
+        kept = _load_cached(repository, commit)
+        if kept is not None:
+            return kept
+    if offline:
+        raise InputError(f"the safetensors headers of {repository} are not cached and the network is off")
+    names = shard_names(index.path.read_bytes(), f"{INDEX_NAME} of {repository}") if index else [SINGLE_NAME]
+
+    def read(name: str) -> tuple[str, list[TensorInfo], str | None]:
+        url = hub.hf_hub_url(repository, name, revision=commit or revision)
+        what = f"{name} of {repository}"
+        facts = retry(lambda: hub.get_hf_file_metadata(url))
+        location = facts.location or url
+        first = get_range(location, 0, FIRST_BYTES - 1)
+        length = header_length(first, what, facts.size)
+        data = first[8 : 8 + length]
+        if len(data) < length:
+            data += get_range(location, 8 + len(data), 7 + length)
+        if len(data) != length:
+            raise InputError(f"{what} arrived incomplete; try again")
+        return name, parse_header(data, what), facts.commit_hash
+
+    try:
+        shards = _in_parallel(read, names, progress)
+    except InputError:
+        raise
+    except Exception as error:  # the library's, the HTTP client's and the system's errors
+        if not index and names == [SINGLE_NAME] and _is_missing(error):
+            raise InputError(f"{repository} has no safetensors files; use --weights config") from None
+        raise explain(error, repository, "safetensors headers", revision) from None
+    commit = commit or shards[0][2]
+    headers = CheckpointHeaders(
+        join((name, tensors) for name, tensors, _ in shards),
+        len(names),
+        f"safetensors headers of {repository} on the Hugging Face Hub",
+        commit,
+    )
+    if commit is not None:
+        _store_cached(repository, commit, headers)
+    return headers
+
+
+def _in_parallel(
+    read: Callable[[str], tuple[str, list[TensorInfo], str | None]],
+    names: Sequence[str],
+    progress: Progress | None,
+) -> list[tuple[str, list[TensorInfo], str | None]]:
+    shards = []
+    with ThreadPoolExecutor(max_workers=min(WORKERS, len(names))) as pool:
+        pending = [pool.submit(read, name) for name in names]
+        try:
+            for future in pending:
+                shards.append(future.result())
+                if progress is not None:
+                    progress(len(shards), len(names))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return shards
+
+
+def _is_missing(error: BaseException) -> bool:
+    from huggingface_hub import errors
+
+    return isinstance(error, errors.EntryNotFoundError)
+
+
+# -- cache ---------------------------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """HF_HOME, else XDG_CACHE_HOME, else ~/.cache, each with a folder of our own."""
+    home = os.environ.get("HF_HOME")
+    if home:
+        return Path(home).expanduser() / "vllm-capacity"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vllm-capacity"
+
+
+def _cache_file(repository: str, commit: str) -> Path:
+    key = hashlib.sha256(f"{repository}@{commit}".encode()).hexdigest()[:32]
+    return cache_folder() / "headers" / f"{key}.json"
+
+
+def _load_cached(repository: str, commit: str) -> CheckpointHeaders | None:
+    """What `_store_cached` wrote; anything else in its place counts as not cached."""
+    try:
+        value = json.loads(_cache_file(repository, commit).read_bytes())
+        if value["repository"] != repository or value["commit"] != commit:
+            return None
+        tensors = tuple(
+            TensorInfo(str(n), str(d), tuple(map(int, s)), int(b)) for n, d, s, b in value["tensors"]
+        )
+        return CheckpointHeaders(tensors, int(value["n_files"]), f"{value['source']} (cached)", commit)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _store_cached(repository: str, commit: str, headers: CheckpointHeaders) -> None:
+    """Written beside and renamed, so a reader sees all of it or nothing; a read-only home is no error."""
+    file = _cache_file(repository, commit)
+    value = {
+        "repository": repository,
+        "commit": commit,
+        "source": headers.source,
+        "n_files": headers.n_files,
+        "tensors": [(t.name, t.dtype, t.shape, t.n_bytes) for t in headers.tensors],
+    }
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch = file.with_suffix(f".{os.getpid()}.tmp")
+        scratch.write_text(json.dumps(value, separators=(",", ":")))
+        scratch.replace(file)
+    except OSError:
+        pass
