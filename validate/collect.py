@@ -115,7 +115,9 @@ def rank_record(
         kv_cache=facts.get("kv_cache"),
         workspaces=workspaces,
         model=facts.get("model"),
-        buffers={k: facts[k] for k in ("runner_init_buffers", "runner_buffers") if facts.get(k)},
+        buffers={
+            k: facts[k] for k in ("runner_init_buffers", "loaded_buffers", "runner_buffers") if facts.get(k)
+        },
         attention_backends=facts.get("attention_backends") or {},
         settings=facts.get("settings") or {},
         device=facts.get("device"),

@@ -177,7 +177,7 @@ def _device_used(rank: RankRecord) -> int | None:
 def _kv_bytes(rank: RankRecord) -> int | None:
     if rank.kv_cache is None:
         return None
-    return sum(size * count for size, count in rank.kv_cache["tensors"])
+    return sum(int(size) * int(count) for size, count in rank.kv_cache["tensors"])
 
 
 def _workspace(rank: RankRecord) -> int | None:

@@ -145,6 +145,7 @@ class Measuring:
         self._stage("load")
         self._fact("model_memory_usage", lambda: int(self.model_runner.model_memory_usage))
         self._fact("model", lambda: describe.model(self.get_model()))  # type: ignore[attr-defined]
+        self._fact("loaded_buffers", lambda: describe.held_tensors(self.model_runner, describe.RUNNER_SKIP))
         self._fact("attention_backends", lambda: describe.attention_backends(self.vllm_config))
         return result
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-STATE: dict = {"figures": {}, "traces": [[
+FRAME = {"filename": "/a/b/c/d.py", "line": 7, "name": "f"}
+TRACE = [
     {"action": "alloc", "addr": 1, "size": 1000, "frames": []},
-    {"action": "alloc", "addr": 2, "size": 4096, "frames": [{"filename": "/a/b/c/d.py", "line": 7, "name": "f"}]},
+    {"action": "alloc", "addr": 2, "size": 4096, "frames": [FRAME]},
     {"action": "free_requested", "addr": 1, "size": 1000},
     {"action": "free_completed", "addr": 1, "size": 1000},
     {"action": "alloc", "addr": 3, "size": 512, "frames": []},
-]] * 8}
+]
+STATE: dict = {"figures": {}, "traces": [TRACE] * 8}
 
 
 class Tensor:

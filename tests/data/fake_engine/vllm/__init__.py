@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 __version__ = "0.26.0"
@@ -17,9 +18,10 @@ class SamplingParams:
 
 class LLM:
     def __init__(self, model, worker_cls, skip_tokenizer_init, load_format, **flags):
-        assert json.load(open(os.path.join(model, "config.json"))), "a folder with config.json"
-        assert skip_tokenizer_init and load_format == "dummy"
-        tape = json.load(open(os.environ["FAKE_ENGINE_TAPE"]))
+        assert json.loads(Path(model, "config.json").read_text()), "a folder with config.json"
+        assert skip_tokenizer_init
+        assert load_format == "dummy"
+        tape = json.loads(Path(os.environ["FAKE_ENGINE_TAPE"]).read_text())
         module, _, name = worker_cls.rpartition(".")
         cls = getattr(importlib.import_module(module), name)
         self.tape = tape
@@ -36,7 +38,8 @@ class LLM:
             step("kv_planning")
             worker.initialize_from_config(worker.kv_cache_config())
             worker.compile_or_warm_up_model()
-        print(f"INFO 11-30 03:40:09 [kv_cache_utils.py:2177] GPU KV cache size: {tape['tokens']:,} tokens", flush=True)
+        line = f"GPU KV cache size: {tape['tokens']:,} tokens"
+        print(f"INFO 11-30 03:40:09 [kv_cache_utils.py:2177] {line}", flush=True)
         cache = SimpleNamespace(num_gpu_blocks=tape["ranks"][0]["num_blocks"])
         self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=cache))
 

@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import torch
+
 from vllm.distributed import parallel_state
 from vllm.utils.mem_utils import DeviceMemoryProfiler, MemorySnapshot, memory_profiling
 from vllm.v1.worker import workspace
@@ -118,7 +119,9 @@ class Worker:
     def kv_cache_config(self):
         tensors = [SimpleNamespace(size=size) for size in self.answers["kv_tensors"]]
         spec = SimpleNamespace(block_size=16, page_size_bytes=self.answers["page_size_bytes"])
-        group = SimpleNamespace(layer_names=[f"model.layers.{i}" for i in range(len(tensors))], kv_cache_spec=spec)
+        group = SimpleNamespace(
+            layer_names=[f"model.layers.{i}" for i in range(len(tensors))], kv_cache_spec=spec
+        )
         return SimpleNamespace(
             num_blocks=self.answers["num_blocks"], kv_cache_groups=[group], kv_cache_tensors=tensors
         )
