@@ -93,12 +93,16 @@ def statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def without_docstrings(tree: ast.Module) -> ast.Module:
+    """Drops every statement that is only a string: docstrings, and those under fields of config classes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | Named):
-            body = node.body
-            if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
-                node.body = body[1:] or [ast.Pass()]
+            kept = [item for item in node.body if not (isinstance(item, ast.Expr) and _is_string(item.value))]
+            node.body = kept or [ast.Pass()]
     return tree
+
+
+def _is_string(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 @lru_cache(maxsize=2000)
