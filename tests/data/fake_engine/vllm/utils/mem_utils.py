@@ -1,4 +1,4 @@
-"""`MemorySnapshot`, `memory_profiling` and `DeviceMemoryProfiler` with the fields and order of vLLM 0.26.0."""
+"""`MemorySnapshot`, `memory_profiling`, `DeviceMemoryProfiler` with the fields and order of vLLM 0.26.0."""
 
 from __future__ import annotations
 
