@@ -17,17 +17,14 @@ from vllm_capacity.architecture.modules import (
     StateSpace,
     StateSpaceKind,
 )
-from vllm_capacity.attention_rules import (
-    BACKENDS,
+from vllm_capacity.attention_query import (
     CROSS,
     DECODER,
     ENCODER_ONLY,
     AttentionQuery,
     flash_attention_version,
-    invalid_reasons,
-    kernel_blocks,
-    supported_layouts,
 )
+from vllm_capacity.attention_rules import BACKENDS, invalid_reasons, kernel_blocks, supported_layouts
 from vllm_capacity.device import Device
 from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.inputs.model_config import ModelConfig
@@ -182,23 +179,45 @@ def attention_query(
         indexer = mixer.indexer
         size = mixer.kv_lora_rank + mixer.qk_rope_head_dim
         return AttentionQuery(
-            head_size=size, head_size_v=size, num_heads=max(1, mixer.num_heads // parallel.tp), num_kv_heads=1,
-            dtype=dtype, kv_cache_dtype=kv_cache_dtype, block_size=block_size, use_mla=True,
-            use_sparse=indexer is not None, top_k=indexer.top_k if indexer else 0,
-            qk_nope_head_dim=mixer.qk_nope_head_dim, qk_rope_head_dim=mixer.qk_rope_head_dim,
-            kv_lora_rank=mixer.kv_lora_rank, dcp=parallel.dcp, pcp=parallel.pcp, float32_state=float32_state,
-        )  # fmt: skip
+            head_size=size,
+            head_size_v=size,
+            num_heads=max(1, mixer.num_heads // parallel.tp),
+            num_kv_heads=1,
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            block_size=block_size,
+            use_mla=True,
+            use_sparse=indexer is not None,
+            top_k=indexer.top_k if indexer else 0,
+            qk_nope_head_dim=mixer.qk_nope_head_dim,
+            qk_rope_head_dim=mixer.qk_rope_head_dim,
+            kv_lora_rank=mixer.kv_lora_rank,
+            dcp=parallel.dcp,
+            pcp=parallel.pcp,
+            float32_state=float32_state,
+        )
     kinds = {
         AttentionKind.DECODER: DECODER,
         AttentionKind.ENCODER_ONLY: ENCODER_ONLY,
         AttentionKind.CROSS: CROSS,
     }
     return AttentionQuery(
-        head_size=mixer.head_size, head_size_v=mixer.head_size_v, num_heads=max(1, mixer.num_heads // parallel.tp),
-        num_kv_heads=kv_heads_per_rank(mixer.num_kv_heads, parallel.tp), dtype=dtype, kv_cache_dtype=kv_cache_dtype,
-        block_size=block_size, has_sink=mixer.has_sinks, mm_prefix=mm_prefix, softcap=softcap,
-        attn_type=kinds[mixer.kind], dcp=parallel.dcp, pcp=parallel.pcp, float32_state=float32_state,
-    )  # fmt: skip
+        head_size=mixer.head_size,
+        head_size_v=mixer.head_size_v,
+        num_heads=max(1, mixer.num_heads // parallel.tp),
+        num_kv_heads=kv_heads_per_rank(mixer.num_kv_heads, parallel.tp),
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        block_size=block_size,
+        has_sink=mixer.has_sinks,
+        sliding_window=mixer.sliding_window is not None,
+        mm_prefix=mm_prefix,
+        softcap=softcap,
+        attn_type=kinds[mixer.kind],
+        dcp=parallel.dcp,
+        pcp=parallel.pcp,
+        float32_state=float32_state,
+    )
 
 
 def kv_heads_per_rank(total: int, tp: int) -> int:

@@ -10,18 +10,35 @@ from vllm_capacity.releases.release import Release
 from vllm_capacity.units import DTYPE_BYTES, cdiv
 
 STORAGE = {
-    "float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32",
-    "fp8": "uint8", "fp8_e4m3": "uint8", "fp8_e5m2": "uint8", "fp8_inc": "float8_e4m3fn", "fp8_ds_mla": "uint8",
-    "int8_per_token_head": "int8", "fp8_per_token_head": "uint8", "int4_per_token_head": "uint8", "nvfp4": "uint8",
-    "nvfp4_4over6": "uint8", "nvfp4_ds_mla": "uint8",
-    "turboquant_k8v4": "uint8", "turboquant_4bit_nc": "uint8", "turboquant_k3v4_nc": "uint8",
+    "float16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "float32": "float32",
+    "float": "float32",
+    "fp8": "uint8",
+    "fp8_e4m3": "uint8",
+    "fp8_e5m2": "uint8",
+    "fp8_inc": "float8_e4m3fn",
+    "fp8_ds_mla": "uint8",
+    "int8_per_token_head": "int8",
+    "fp8_per_token_head": "uint8",
+    "int4_per_token_head": "uint8",
+    "nvfp4": "uint8",
+    "nvfp4_4over6": "uint8",
+    "nvfp4_ds_mla": "uint8",
+    "turboquant_k8v4": "uint8",
+    "turboquant_4bit_nc": "uint8",
+    "turboquant_k3v4_nc": "uint8",
     "turboquant_3bit_nc": "uint8",
-}  # fmt: skip
+}
 """torch dtype of each cache dtype (utils/torch_utils.py:32-52, 0.26.0)."""
 
 _TURBOQUANT = {
-    "turboquant_k8v4": (8, 4), "turboquant_4bit_nc": (4, 4), "turboquant_k3v4_nc": (3, 4), "turboquant_3bit_nc": (3, 3),
-}  # fmt: skip
+    "turboquant_k8v4": (8, 4),
+    "turboquant_4bit_nc": (4, 4),
+    "turboquant_k3v4_nc": (3, 4),
+    "turboquant_3bit_nc": (3, 3),
+}
 """Bits of a key and a value element (layers/quantization/turboquant/config.py)."""
 
 
@@ -30,7 +47,6 @@ class Packing(TypedDict, total=False):
 
     state_content_bytes: int
     num_head_slots: int
-    tq_slot_size: int
 
 
 def storage_dtype(cache_dtype: str, model_dtype: str) -> str:
@@ -55,12 +71,11 @@ def turboquant_slot(cache_dtype: str, head_size: int) -> int:
 def packing(
     backend: str, cache_dtype: str, head_size: int, head_size_v: int, num_kv_heads: int, release: Release
 ) -> Packing:
-    """`customize_spec` of the backend (0.28.0 on); before, only TurboQuant's full-attention slots."""
-    if cache_dtype.startswith("turboquant_"):
-        slot = turboquant_slot(cache_dtype, head_size)
-        return {"state_content_bytes": slot} if release.has("backend_packs_pages") else {"tq_slot_size": slot}
+    """`customize_spec` of the backend (0.28.0 on)."""
     if not release.has("backend_packs_pages"):
         return {}
+    if cache_dtype.startswith("turboquant_"):
+        return {"state_content_bytes": turboquant_slot(cache_dtype, head_size)}
     mode = kv_quant_mode(cache_dtype)
     if mode is KVQuantMode.NVFP4 or cache_dtype == "nvfp4_4over6":
         if backend not in ("FLASHINFER", "TRITON_FLASHINFER"):

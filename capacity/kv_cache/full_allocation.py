@@ -88,6 +88,11 @@ def _as_full(
 ) -> KVCacheSpec:
     if not isinstance(spec, _LOCAL):
         return spec
+    if isinstance(spec, SlidingWindowMLASpec) and release.has("dcp_sharding_per_layer"):
+        raise RefusedError(
+            Reason.UNSUPPORTED_BY_RELEASE,
+            "MLAAttentionSpec.__init__() got an unexpected keyword argument 'bounded_replay'",
+        )
     sizes = {other.block_size for other in full}
     if release.has("full_allocation_fallback"):
         block_size = sizes.pop() if len(sizes) == 1 else spec.block_size

@@ -181,6 +181,11 @@ def _with_hidden_states(
             block = next(size for size in range(min(block, common_block), 0, -1) if common_block % size == 0)
         assert isinstance(run.spec, HiddenStateCacheSpec)
         spec = replace(run.spec, block_size=block, page_size_padded=page)
+        if spec.unpadded_page_size_bytes > page:
+            raise RefusedError(
+                Reason.UNSUPPORTED_BY_RELEASE,
+                f"Hidden states of {costs[run.spec]} bytes per token do not fit a page of {page} bytes.",
+            )
         added += [KVCacheGroup(spec, (key,)) for key in run.layers]
     return groups + tuple(added)
 

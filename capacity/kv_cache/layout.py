@@ -42,7 +42,8 @@ def resolve_layout(
         if layout not in candidates:
             raise RefusedError(
                 Reason.UNSUPPORTED_BY_RELEASE,
-                f"VLLM_KV_CACHE_LAYOUT={requested} does not satisfy every supported set; valid layouts: {candidates}.",
+                f"VLLM_KV_CACHE_LAYOUT={requested} does not satisfy every supported set; "
+                f"valid layouts: {candidates}.",
             )
         return layout
     if not candidates:

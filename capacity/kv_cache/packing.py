@@ -116,7 +116,10 @@ def _split(part: UniformTypeKVCacheSpecs, count: int) -> list[KVCacheGroup]:
     """`count` groups of layer tuples, one layer of each page size per tuple; the i-th takes every count-th
     tuple.
     """
-    tuples = list(zip(*_layers_by_page(part.runs).values(), strict=False))
+    by_page = _layers_by_page(part.runs)
+    tuples = list(zip(*by_page.values(), strict=False))
+    if len(tuples) < max(count, *(len(pairs) for pairs in by_page.values())):
+        raise RefusedError(Reason.UNSUPPORTED_BY_RELEASE, "Some layers are not assigned to any group.")
     groups = []
     for i in range(count):
         pairs = [pair for layer_tuple in tuples[i::count] for pair in layer_tuple]
@@ -227,6 +230,6 @@ def refuse_glm5_next(runs: Sequence[LayerRun], release: Release) -> None:
     compressed = any(spec.tokens_per_state > 1 for spec in attention)
     if states and compressed and all(type(spec) is MLAAttentionSpec for spec in attention):
         raise InputError(
-            f"vLLM {release.version} groups state-space layers beside compressed MLA layers by a rule that is "
-            "not modelled; plan with release 0.32.0 or newer"
+            f"vLLM {release.version} groups state-space layers beside compressed MLA layers by a rule "
+            "that is not modelled; plan with release 0.32.0 or newer"
         )

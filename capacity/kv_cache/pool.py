@@ -36,7 +36,7 @@ def _bytes_per_block(groups: Sequence[KVCacheGroup], release: Release, block_out
             return max(group.page_bytes for group in groups)
         if release.has("packed_block_by_page_size"):
             return _sum_of_slots(groups)
-        return sum(_full_pages(groups)) * _layer_tuples(groups)
+        return sum(_full_pages(groups)) * _layer_tuples([group for group in groups if group.layers])
     return _uniform_page(groups) * max(len(group.layers) for group in groups)
 
 

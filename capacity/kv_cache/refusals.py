@@ -64,9 +64,9 @@ def memory_refusal(
         reason=Reason.ONE_REQUEST_DOES_NOT_FIT,
         message=(
             f"To serve at least one request with the {model} max seq len ({max_model_len}), "
-            f"({format_gib(needed)} GiB KV cache is needed, which is larger than the available KV cache memory "
-            f"({format_gib(available)} GiB). {hint}Try increasing `gpu_memory_utilization`{aside} or decreasing "
-            f"`max_model_len` when initializing the engine. {_DOCS}"
+            f"({format_gib(needed)} GiB KV cache is needed, which is larger than the available KV cache "
+            f"memory ({format_gib(available)} GiB). {hint}Try increasing `gpu_memory_utilization`{aside} or "
+            f"decreasing `max_model_len` when initializing the engine. {_DOCS}"
         ),
         stage=stage,
         needed_bytes=needed,

@@ -75,9 +75,15 @@ def deepseek_v4_specs() -> list[KVCacheSpec]:
     ids=["llama-8b", "gpt-oss-20b", "gemma-3-27b", "qwen3-next-80b", "deepseek-v3.2", "deepseek-v4"],
 )
 def test_blocks_tokens_and_concurrency_of_0_26_0(
-    specs: list[KVCacheSpec], max_model_len: int, layers: list[int], block_bytes: int, blocks: int, tokens: int,
-    concurrency: float, needed: int,
-) -> None:  # fmt: skip
+    specs: list[KVCacheSpec],
+    max_model_len: int,
+    layers: list[int],
+    block_bytes: int,
+    blocks: int,
+    tokens: int,
+    concurrency: float,
+    needed: int,
+) -> None:
     result = plan(specs, max_model_len=max_model_len)
     assert result.refusal is None
     assert [len(group.layers) for group in result.groups] == layers
