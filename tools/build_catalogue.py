@@ -25,8 +25,8 @@ OUTPUT = Path(__file__).parent.parent / "models.yaml"
 
 HEAD = """\
 # Facts about public models, for planning without a network.
-# Made by tools/build_catalogue.py; the schema is in docs/catalogue.md. One sorted entry per model; every field is one
-# line whose value is JSON, so that one entry can be read without the rest.
+# Made by tools/build_catalogue.py; the schema is in docs/catalogue.md. One sorted entry per model; every field
+# is one line whose value is JSON, so that one entry can be read without the rest.
 models:
 """
 
@@ -42,7 +42,7 @@ ALIASES = {
     "meta-llama/Llama-3.1-8B": "meta-llama/Meta-Llama-3.1-8B",
     "meta-llama/Meta-Llama-3.1-70B-Instruct": "meta-llama/Llama-3.1-70B-Instruct",
     "meta-llama/Meta-Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B-Instruct",
-    }
+}
 """Renamed repositories: the Hub redirects the old id to the new one."""
 
 ADDED: dict[str, dict[str, Any]] = {
@@ -197,10 +197,15 @@ def entry(row: dict[str, str], configs: Path, quantization: Path) -> dict[str, A
         fields["note"] = f"{', '.join(added)} added: the copy lacks them" + (
             f"; {fields['note']}" if "note" in fields else ""
         )
-    fields["config"] = compact(config)
     beside = quantization / row["file"]
     if beside.is_file() and config.get("quantization_config") is None:
-        fields["quantization"] = compact(json.loads(beside.read_text()))
+        block = json.loads(beside.read_text())
+        if "producer" not in block:
+            block["producer"] = {"name": "modelopt"}
+            added_note = "producer added to hf_quant_config.json: the copy lacks it"
+            fields["note"] = added_note + (f"; {fields['note']}" if "note" in fields else "")
+        fields["quantization"] = compact(block)
+    fields["config"] = compact(config)
     return fields
 
 

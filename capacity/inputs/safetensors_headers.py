@@ -1,7 +1,7 @@
 """Tensor names, dtypes and shapes from a checkpoint's safetensors headers: local, or ranges from the Hub.
 
 Only headers travel: the index names the shards, then the first bytes of each shard are read, in parallel,
-with retries. What was read is kept by commit in a small cache: a second plan of the same commit needs no network.
+with retries. What was read is kept by commit in a small cache: a second plan of a commit needs no network.
 """
 
 from __future__ import annotations
