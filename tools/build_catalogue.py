@@ -25,8 +25,8 @@ OUTPUT = Path(__file__).parent.parent / "models.yaml"
 
 HEAD = """\
 # Facts about public models, for planning without a network.
-# Made by tools/build_catalogue.py; the schema is in docs/catalogue.md. One sorted entry per model; every field
-# is one line whose value is JSON, so that one entry can be read without the rest.
+# Made by tools/build_catalogue.py; the schema is in docs/catalogue.md. One sorted entry per model; every
+# field is one line whose value is JSON, so that one entry can be read without the rest.
 models:
 """
 

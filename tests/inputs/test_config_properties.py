@@ -107,12 +107,12 @@ def test_any_override_gives_a_config_or_one_line(config: dict[str, Any], overrid
 @given(st.integers(1, 2000), st.sampled_from(["[", '{"a":']))
 def test_any_nesting_ends_within_a_second(depth: int, opening: str) -> None:
     closing = "]" if opening == "[" else "}"
-    started = time.monotonic()
+    started = time.process_time()
     try:
         parse_json('{"a":' + opening * depth + "1" + closing * depth + "}", "config.json")
     except CapacityError as error:
         assert "nested deeper" in str(error)  # noqa: PT017
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_a_config_read_twice_is_the_same(tmp_path: Path) -> None:

@@ -184,17 +184,17 @@ def test_any_bytes_give_tensors_or_one_line(data: bytes) -> None:
 
 def test_five_megabytes_of_junk_take_less_than_a_second() -> None:
     for junk in (b"[" + b"[]," * 1_700_000 + b"0]", b'{"a":"' + b"x" * 5_000_000 + b'"}'):
-        started = time.monotonic()
+        started = time.process_time()
         try:
             parse_header(junk, "m")
         except CapacityError as error:
             assert "\n" not in str(error)  # noqa: PT017
-        assert time.monotonic() - started < 1
+        assert time.process_time() - started < 1
 
 
 def test_a_real_sized_header_is_read_quickly() -> None:
     # 100,000 tensors: more than any single shard on the Hub holds.
     header = {f"model.layers.{i}.w": tensor() for i in range(60_000)}
-    started = time.monotonic()
+    started = time.process_time()
     assert len(parse_header(json.dumps(header).encode(), "m")) == 60_000
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
