@@ -113,7 +113,7 @@ def load_calibration(path: str | Path | None = None) -> Calibration:
         return Calibration(_built_in(), "built-in")
     extra = user_file() if path is None else Path(path)
     if path is None and not extra.is_file():
-        return Calibration(_built_in(), "built-in")
+        return _shipped()
     return Calibration((*_read(extra, str(extra)), *_built_in()), str(extra))
 
 

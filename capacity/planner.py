@@ -31,7 +31,7 @@ from vllm_capacity.overheads import graph_estimate, overhead_terms
 from vllm_capacity.parallel import stage_bounds
 from vllm_capacity.plan import Plan, RankPlan, RefusedPlan, Status, Verdict
 from vllm_capacity.releases.release import Release
-from vllm_capacity.verdict import judge
+from vllm_capacity.verdict import SAMPLER_WARMUP, judge
 from vllm_capacity.weights.layout import check_layout
 from vllm_capacity.weights.rank import parameter_total, rank_weights
 from vllm_capacity.weights.terms import load_peak_bytes, weight_terms
@@ -254,7 +254,9 @@ def _rank_plan(kind: _RankKind, kv_cache: KVCachePlan, engine: EngineConfig) -> 
         kv_blocks=kv_cache.num_blocks,
         load_transient_bytes=load_peak_bytes(kind.context),
         graph_actual_bytes=budget.totals[Account.CUDA_GRAPHS],
-        device_used_bytes=device_bytes(terms, PERSISTENT),
+        # PyTorch keeps what the sampler's warm-up took, so nvidia-smi shows it from then on
+        device_used_bytes=device_bytes(terms, PERSISTENT)
+        + sum(t.n_bytes for t in terms if t.name == SAMPLER_WARMUP),
     )
 
 

@@ -19,6 +19,11 @@ MODELLED: Final = """
     max_num_batched_tokens max_num_seqs enable_chunked_prefill async_scheduling
     enforce_eager compilation_config cudagraph_capture_sizes max_cudagraph_capture_size optimization_level
     performance_mode attention_backend
+    enable_lora max_loras max_lora_rank lora_dtype fully_sharded_loras
+    language_model_only limit_mm_per_prompt mm_encoder_tp_mode skip_mm_profiling mm_processor_kwargs
+    speculative_config kv_offloading_size kv_offloading_backend
+    cpu_offload_gb offload_backend offload_group_size offload_num_in_group offload_prefetch_step
+    moe_backend disable_custom_all_reduce
 """
 
 NO_EFFECT: Final[dict[str, str]] = {
@@ -83,31 +88,25 @@ NO_EFFECT: Final[dict[str, str]] = {
 UNMODELLED: Final[dict[str, str]] = {
     "planned: what the model is run for": "runner convert pooler_config",
     "planned: the multimodal encoder": """
-        language_model_only limit_mm_per_prompt mm_encoder_tp_mode mm_encoder_only mm_encoder_attn_backend
-        mm_encoder_attn_dtype skip_mm_profiling mm_ipc_gpu_memory_gb mm_tensor_ipc mm_processor_device
-        mm_processor_kwargs disable_chunked_mm_input
+        mm_encoder_only mm_encoder_attn_backend mm_encoder_attn_dtype mm_ipc_gpu_memory_gb mm_tensor_ipc
+        mm_processor_device disable_chunked_mm_input
     """,
-    "planned: LoRA slots": """
-        enable_lora max_loras max_lora_rank lora_dtype fully_sharded_loras lora_target_modules
-        specialize_active_lora enable_tower_connector_lora
+    "planned: which modules have LoRA slots": """
+        lora_target_modules specialize_active_lora enable_tower_connector_lora
     """,
-    "planned: draft models": "speculative_config spec_method spec_model spec_tokens",
+    "planned: drafts flag by flag; use --speculative-config": "spec_method spec_model spec_tokens",
     "planned: state-space caches": """
         mamba_cache_mode mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size
     """,
     "planned: layers left unquantised": "kv_cache_dtype_skip_layers",
-    "planned: KV connectors": "kv_transfer_config kv_events_config kv_offloading_size kv_offloading_backend",
-    "planned: weights in host memory": """
-        cpu_offload_gb cpu_offload_params offload_backend offload_group_size offload_num_in_group
-        offload_prefetch_step offload_params
-    """,
+    "planned: KV connectors": "kv_transfer_config kv_events_config",
+    "planned: which weights live in host memory": "cpu_offload_params offload_params",
     "planned: buffers of expert parallelism": """
         all2all_backend enable_dbo ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold
         enable_eplb eplb_config
     """,
-    "planned: kernels with their own workspaces": "moe_backend linear_backend kernel_config attention_config",
+    "planned: kernels with their own workspaces": "linear_backend kernel_config attention_config",
     "planned: the allocator of sleep mode": "enable_sleep_mode enable_cumem_allocator",
-    "planned: buffers of the all-reduce": "disable_custom_all_reduce",
     "planned: executors without async scheduling; external launchers": "distributed_executor_backend",
     "planned: links between nodes": "nnodes",
     "planned: the window as the longest length": "disable_sliding_window",
