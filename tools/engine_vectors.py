@@ -1,9 +1,10 @@
-"""Run vLLM's own default functions of every wheel on stand-in objects; print what they return as test vectors.
+"""Run vLLM's own default functions of every wheel on stand-in objects; print what they return as test
+vectors.
 
-    python tools/engine_vectors.py WHEELS... > tests/data/engine/vectors.json
+python tools/engine_vectors.py WHEELS... > tests/data/engine/vectors.json
 
-The functions (batch sizes, capture sizes, model length, model runner) are cut out of the wheels and run alone, without
-torch. `tests/engine/test_against_vllm_functions.py` holds our defaults equal to them.
+The functions (batch sizes, capture sizes, model length, model runner) are cut out of the wheels and run
+alone, without torch. `tests/engine/test_against_vllm_functions.py` holds our defaults equal to them.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ def _code(wheel: WheelSource, file: str, name: str) -> CodeType | None:
 
 def _without_imports(node: ast.FunctionDef) -> ast.FunctionDef:
     class Cut(ast.NodeTransformer):
-        def visit_ImportFrom(self, _: ast.ImportFrom) -> ast.Pass:  # noqa: N802
+        def visit_ImportFrom(self, _: ast.ImportFrom) -> ast.Pass:
             return ast.Pass()
 
         visit_Import = visit_ImportFrom  # noqa: N815
 
-        def visit_AnnAssign(self, n: ast.AnnAssign) -> ast.AST:  # noqa: N802
+        def visit_AnnAssign(self, n: ast.AnnAssign) -> ast.AST:
             return ast.Pass() if n.value is None else ast.Assign([n.target], n.value)
 
     return Cut().visit(node)  # type: ignore[no-any-return]
@@ -93,7 +94,7 @@ def platform(device: str) -> SimpleNamespace:
     )  # fmt: skip
 
 
-# -- batch sizes ----------------------------------------------------------------------------------------------------
+# -- batch sizes ---------------------------------------------------------------------------------------------
 
 
 def batch_vectors(wheel: WheelSource) -> list[list[Any]]:
@@ -126,21 +127,38 @@ def batch_vectors(wheel: WheelSource) -> list[list[Any]]:
     return rows
 
 
-# -- capture sizes --------------------------------------------------------------------------------------------------
+# -- capture sizes -------------------------------------------------------------------------------------------
 
 
 def size_vectors(wheel: WheelSource) -> list[list[Any]]:
     rows = []
     for device, (seqs, tokens), spec, mode, largest, sizes in itertools.product(
-        ("H200", "B200"), ((1024, 8192), (256, 8192), (128, 8192), (64, 8192), (1, 8192), (48, 100), (513, 513),
-                           (7, 7), (7, 8192), (100, 8192), (300, 8192)),
-        (0, 2, 3, 5), ("balanced", "interactivity"), (None, 1024, 100), (None, [1, 8, 8, 9000]),
-    ):  # fmt: skip
+        ("H200", "B200"),
+        (
+            (1024, 8192),
+            (256, 8192),
+            (128, 8192),
+            (64, 8192),
+            (1, 8192),
+            (48, 100),
+            (513, 513),
+            (7, 7),
+            (7, 8192),
+            (100, 8192),
+            (300, 8192),
+        ),
+        (0, 2, 3, 5),
+        ("balanced", "interactivity"),
+        (None, 1024, 100),
+        (None, [1, 8, 8, 9000]),
+    ):
         if largest is not None and sizes is not None:
             continue
         scope = {"CUDAGraphMode": Graphs, "logger": Quiet(), "current_platform": platform(device)}
         settle = function(wheel, "config/vllm.py", "VllmConfig._set_cudagraph_sizes", scope)
-        speculation = SimpleNamespace(num_speculative_tokens=spec, uses_dynamic_speculative_decoding=lambda: False)
+        speculation = SimpleNamespace(
+            num_speculative_tokens=spec, uses_dynamic_speculative_decoding=lambda: False
+        )
         config = SimpleNamespace(
             model_config=SimpleNamespace(enforce_eager=False),
             compilation_config=SimpleNamespace(
@@ -158,7 +176,7 @@ def size_vectors(wheel: WheelSource) -> list[list[Any]]:
     return rows
 
 
-# -- model length ---------------------------------------------------------------------------------------------------
+# -- model length --------------------------------------------------------------------------------------------
 
 CONFIGS: tuple[dict[str, Any], ...] = (
     {},
@@ -217,25 +235,59 @@ def _parameters(config: Any) -> Any:
         yield from given.values() if _nested(given) else [given]
 
 
-# -- model runner ---------------------------------------------------------------------------------------------------
+# -- model runner --------------------------------------------------------------------------------------------
 
 MODELS: tuple[dict[str, Any], ...] = (
-    {"arch": "Qwen3ForCausalLM"}, {"arch": "LlamaForCausalLM"}, {"arch": "Qwen2ForCausalLM"},
-    {"arch": "LlamaForCausalLM", "quantised": True}, {"arch": "Qwen3MoeForCausalLM", "moe": True},
-    {"arch": "DeepseekV2ForCausalLM", "moe": True, "mla": True}, {"arch": "DeepseekV3ForCausalLM", "moe": True, "mla": True},
-    {"arch": "GraniteMoeForCausalLM", "moe": True}, {"arch": "Qwen3NextForCausalLM", "moe": True, "hybrid": True},
-    {"arch": "Lfm2ForCausalLM", "hybrid": True}, {"arch": "MambaForCausalLM", "free": True},
-    {"arch": "Qwen3Model", "pooling": True}, {"arch": "Gemma3ForConditionalGeneration", "mm": True},
-    {"arch": "DeepseekV4ForCausalLM", "moe": True, "mla": True}, {"arch": "KimiK3ForConditionalGeneration", "moe": True},
-)  # fmt: skip
+    {"arch": "Qwen3ForCausalLM"},
+    {"arch": "LlamaForCausalLM"},
+    {"arch": "Qwen2ForCausalLM"},
+    {"arch": "LlamaForCausalLM", "quantised": True},
+    {"arch": "Qwen3MoeForCausalLM", "moe": True},
+    {"arch": "DeepseekV2ForCausalLM", "moe": True, "mla": True},
+    {"arch": "DeepseekV3ForCausalLM", "moe": True, "mla": True},
+    {"arch": "GraniteMoeForCausalLM", "moe": True},
+    {"arch": "Qwen3NextForCausalLM", "moe": True, "hybrid": True},
+    {"arch": "Lfm2ForCausalLM", "hybrid": True},
+    {"arch": "MambaForCausalLM", "free": True},
+    {"arch": "Qwen3Model", "pooling": True},
+    {"arch": "Gemma3ForConditionalGeneration", "mm": True},
+    {"arch": "DeepseekV4ForCausalLM", "moe": True, "mla": True},
+    {"arch": "KimiK3ForConditionalGeneration", "moe": True},
+)
 FEATURES: tuple[dict[str, Any], ...] = (
-    {}, {"pcp": 2}, {"dbo": True}, {"elastic": True}, {"routed": True}, {"embeds": True}, {"fast": True}, {"ec": True},
-    {"logprobs": "raw_logits"}, {"processors": True}, {"stock": True}, {"external": True, "pp": 2}, {"mamba": "align"},
-    {"mamba": "all"}, *({"method": m} for m in (
-        "eagle", "eagle3", "mtp", "ngram", "ngram_gpu", "dflash", "dspark", "draft_model", "suffix", "medusa",
-        "extract_hidden_states")),
-    {"method": "eagle3", "pp": 2}, {"method": "eagle", "parallel_drafting": True},
-)  # fmt: skip
+    {},
+    {"pcp": 2},
+    {"dbo": True},
+    {"elastic": True},
+    {"routed": True},
+    {"embeds": True},
+    {"fast": True},
+    {"ec": True},
+    {"logprobs": "raw_logits"},
+    {"processors": True},
+    {"stock": True},
+    {"external": True, "pp": 2},
+    {"mamba": "align"},
+    {"mamba": "all"},
+    *(
+        {"method": m}
+        for m in (
+            "eagle",
+            "eagle3",
+            "mtp",
+            "ngram",
+            "ngram_gpu",
+            "dflash",
+            "dspark",
+            "draft_model",
+            "suffix",
+            "medusa",
+            "extract_hidden_states",
+        )
+    ),
+    {"method": "eagle3", "pp": 2},
+    {"method": "eagle", "parallel_drafting": True},
+)
 
 
 def runner_vectors(wheel: WheelSource) -> list[list[Any]]:
@@ -252,10 +304,13 @@ def runner_vectors(wheel: WheelSource) -> list[list[Any]]:
 def _runs_on_v2(wheel: WheelSource, model: dict[str, Any], feature: dict[str, Any]) -> bool:
     method = feature.get("method")
     speculation = SimpleNamespace(
-        method=method, parallel_drafting=feature.get("parallel_drafting", False) or method in ("dflash", "dspark"),
-        uses_dynamic_speculative_decoding=lambda: False, enable_adaptive_verification=False,
-        use_heterogeneous_vocab=False, draft_model_config=None,
-    )  # fmt: skip
+        method=method,
+        parallel_drafting=feature.get("parallel_drafting", False) or method in ("dflash", "dspark"),
+        uses_dynamic_speculative_decoding=lambda: False,
+        enable_adaptive_verification=False,
+        use_heterogeneous_vocab=False,
+        draft_model_config=None,
+    )
     scope: dict[str, Any] = {
         "envs": SimpleNamespace(VLLM_USE_V2_MODEL_RUNNER=None), "HAS_TRITON": True, "logger": Quiet(),
         "current_platform": platform("H200"), "entry_points": lambda group: (), "CUDAGraphMode": Graphs,
@@ -269,28 +324,55 @@ def _runs_on_v2(wheel: WheelSource, model: dict[str, Any], feature: dict[str, An
     pooling, free, hybrid = model.get("pooling"), model.get("free", False), model.get("hybrid", False)
     config = SimpleNamespace(
         model_config=SimpleNamespace(
-            architectures=[model["arch"]], runner_type="pooling" if pooling else "generate", is_moe=model.get("moe", False),
-            is_quantized=model.get("quantised", False), is_hybrid=hybrid, is_attention_free=free,
-            has_inner_state=hybrid or free, use_mla=model.get("mla", False), is_diffusion=False,
-            enable_return_routed_experts=feature.get("routed", False), logits_processors=feature.get("processors"),
-            enable_prompt_embeds=feature.get("embeds", False), logprobs_mode=feature.get("logprobs", "raw_logprobs"),
-            is_multimodal_model=model.get("mm", False), is_encoder_decoder=False),
+            architectures=[model["arch"]],
+            runner_type="pooling" if pooling else "generate",
+            is_moe=model.get("moe", False),
+            is_quantized=model.get("quantised", False),
+            is_hybrid=hybrid,
+            is_attention_free=free,
+            has_inner_state=hybrid or free,
+            use_mla=model.get("mla", False),
+            is_diffusion=False,
+            enable_return_routed_experts=feature.get("routed", False),
+            logits_processors=feature.get("processors"),
+            enable_prompt_embeds=feature.get("embeds", False),
+            logprobs_mode=feature.get("logprobs", "raw_logprobs"),
+            is_multimodal_model=model.get("mm", False),
+            is_encoder_decoder=False,
+        ),
         parallel_config=SimpleNamespace(
-            prefill_context_parallel_size=feature.get("pcp", 1), decode_context_parallel_size=1,
-            pipeline_parallel_size=feature.get("pp", 1), tensor_parallel_size=1, enable_dbo=feature.get("dbo", False),
-            use_ubatching=feature.get("dbo", False), enable_elastic_ep=feature.get("elastic", False),
-            distributed_executor_backend="external_launcher" if feature.get("external") else None),
+            prefill_context_parallel_size=feature.get("pcp", 1),
+            decode_context_parallel_size=1,
+            pipeline_parallel_size=feature.get("pp", 1),
+            tensor_parallel_size=1,
+            enable_dbo=feature.get("dbo", False),
+            use_ubatching=feature.get("dbo", False),
+            enable_elastic_ep=feature.get("elastic", False),
+            distributed_executor_backend="external_launcher" if feature.get("external") else None,
+        ),
         compilation_config=SimpleNamespace(
-            mode="stock" if feature.get("stock") else None, pass_config=SimpleNamespace(enable_sp=False),
-            cudagraph_mode=None),
-        speculative_config=speculation if method else None, reasoning_config=None, lora_config=None,
+            mode="stock" if feature.get("stock") else None,
+            pass_config=SimpleNamespace(enable_sp=False),
+            cudagraph_mode=None,
+        ),
+        speculative_config=speculation if method else None,
+        reasoning_config=None,
+        lora_config=None,
         cache_config=SimpleNamespace(
-            kv_sharing_fast_prefill=feature.get("fast", False), mamba_cache_mode=feature.get("mamba", "none")),
-        ec_transfer_config=object() if feature.get("ec") else None, attention_config=SimpleNamespace(hisparse_config=None),
-        is_mm_encoder_only=False, _dflash_needs_multi_kv_group=lambda: False, _is_dflash2_draft=lambda: False,
-    )  # fmt: skip
-    for name in ("_is_default_v2_model_runner_model", "_get_v2_model_runner_unsupported_features",
-                 "_get_dbo_unsupported_features", "_get_v1_model_runner_unsupported_features"):  # fmt: skip
+            kv_sharing_fast_prefill=feature.get("fast", False), mamba_cache_mode=feature.get("mamba", "none")
+        ),
+        ec_transfer_config=object() if feature.get("ec") else None,
+        attention_config=SimpleNamespace(hisparse_config=None),
+        is_mm_encoder_only=False,
+        _dflash_needs_multi_kv_group=lambda: False,
+        _is_dflash2_draft=lambda: False,
+    )
+    for name in (
+        "_is_default_v2_model_runner_model",
+        "_get_v2_model_runner_unsupported_features",
+        "_get_dbo_unsupported_features",
+        "_get_v1_model_runner_unsupported_features",
+    ):
         found = function(wheel, "config/vllm.py", f"VllmConfig.{name}", scope)
         if found is not None:
             setattr(config, name, lambda f=found: f(config))
@@ -298,9 +380,16 @@ def _runs_on_v2(wheel: WheelSource, model: dict[str, Any], feature: dict[str, An
 
 
 def main() -> int:
-    kinds = {"batch": batch_vectors, "sizes": size_vectors, "length": length_vectors, "runner": runner_vectors}
+    kinds = {
+        "batch": batch_vectors,
+        "sizes": size_vectors,
+        "length": length_vectors,
+        "runner": runner_vectors,
+    }
     result: dict[str, Any] = {"origin": " ".join((__doc__ or "").split())[:200]}
-    wheels = sorted(find_wheels([Path(p) for p in sys.argv[1:]]), key=lambda w: tuple(map(int, w.version.split("."))))
+    wheels = sorted(
+        find_wheels([Path(p) for p in sys.argv[1:]]), key=lambda w: tuple(map(int, w.version.split(".")))
+    )
     for kind, make in kinds.items():
         changes: dict[str, dict[str, Any]] = {}
         inputs, before = [], None

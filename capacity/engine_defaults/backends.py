@@ -14,8 +14,8 @@ from vllm_capacity.releases.release import Release
 def requested_backend(args: EngineArgs, config: ModelConfig, device: Device, release: Release) -> str | None:
     """The backend asked for, or the one that the architecture asks for instead of the platform's order.
 
-    `--attention-backend`, `--attention-config`; Gemma 4 with two head sizes: TRITON_ATTN where FlashAttention 4 cannot run
-    (models/config.py: Gemma4Config).
+    `--attention-backend`, `--attention-config`; Gemma 4 with two head sizes: TRITON_ATTN where FlashAttention
+    4 cannot run (models/config.py: Gemma4Config).
     """
     asked = args.attention_backend
     if asked is None:
@@ -35,9 +35,16 @@ def requested_backend(args: EngineArgs, config: ModelConfig, device: Device, rel
 
 
 def resolve_backends(
-    args: EngineArgs, config: ModelConfig, architecture: Architecture, parallel: ParallelConfig, device: Device,
-    release: Release, *, kv_cache_dtype: str, dtype: str,
-) -> tuple[AttentionBackend, ...]:  # fmt: skip
+    args: EngineArgs,
+    config: ModelConfig,
+    architecture: Architecture,
+    parallel: ParallelConfig,
+    device: Device,
+    release: Release,
+    *,
+    kv_cache_dtype: str,
+    dtype: str,
+) -> tuple[AttentionBackend, ...]:
     """In order of first use; () for a model without attention or state-space layers."""
     return select_backends(
         architecture, kv_cache_dtype, dtype, device, release, block_size=args.block_size,

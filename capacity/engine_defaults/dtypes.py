@@ -34,15 +34,15 @@ _CACHE_DTYPES: tuple[tuple[str | None, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-# -- model dtype ----------------------------------------------------------------------------------------------------
+# -- model dtype ---------------------------------------------------------------------------------------------
 
 
 def config_dtype(config: ModelConfig) -> str:
     """The dtype that the checkpoint says it has.
 
-    `ModelArchConfigConvertorBase.get_torch_dtype`, transformers_utils/model_arch_config_convertor.py:167-207 (0.26.0):
-    `dtype` (`torch_dtype` in older files) at the top, in the text part, the vision part, the encoder part; else the common
-    dtype of the safetensors headers; else float32.
+    `ModelArchConfigConvertorBase.get_torch_dtype`, transformers_utils/model_arch_config_convertor.py:167-207
+    (0.26.0): `dtype` (`torch_dtype` in older files) at the top, in the text part, the vision part, the
+    encoder part; else the common dtype of the safetensors headers; else float32.
     """
     parts: tuple[Any, ...] = (config.root, config.text, config.vision, config.root.get("encoder_config"))
     for part in parts:
@@ -68,16 +68,21 @@ def supported_dtypes(device: Device) -> tuple[str, ...]:
 def resolve_dtype(
     args: EngineArgs, config: ModelConfig, architecture: Architecture, device: Device, release: Release
 ) -> str:
-    """`_get_and_verify_dtype` and `_resolve_auto_dtype`, config/model.py:2036-2125 (0.26.0), as torch names the dtype.
+    """`_get_and_verify_dtype` and `_resolve_auto_dtype`, config/model.py:2036-2125 (0.26.0), as torch names
+    the dtype.
 
-    float32 checkpoints become the device's preferred dtype, float16 for pooling models. Raises RefusedError where vLLM
-    refuses the dtype for the model or the device.
+    float32 checkpoints become the device's preferred dtype, float16 for pooling models. Raises RefusedError
+    where vLLM refuses the dtype for the model or the device.
     """
     refuses_float16 = _NO_FLOAT16_TYPES | ({"plamo2"} if release.has("plamo2_refuses_float16") else set())
     asked = args.dtype.lower()
     if asked == "auto":
         own = config_dtype(config)
-        usable = [d for d in supported_dtypes(device) if not (d == "float16" and config.model_type in refuses_float16)]
+        usable = [
+            d
+            for d in supported_dtypes(device)
+            if not (d == "float16" and config.model_type in refuses_float16)
+        ]
         pooling = runner_type(args, architecture) == "pooling"
         preferred = "float16" if pooling and "float16" in usable else usable[0]
         dtype = preferred if own == "float32" or own not in usable else own
@@ -90,56 +95,70 @@ def resolve_dtype(
     if dtype == "bfloat16" and device.vendor == "nvidia" and device.sm < 80:
         capability = f"{device.compute_capability[0]}.{device.compute_capability[1]}"
         raise refuse(  # platforms/cuda.py: check_if_supports_dtype
-            "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. "
-            f"Your {device.name} GPU has compute capability {capability}. You can use float16 instead by explicitly "
-            "setting the `dtype` flag in CLI, for example: --dtype=half."
+            f"Bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your {device.name} "
+            f"GPU has compute capability {capability}. You can use float16 instead by explicitly setting the "
+            "`dtype` flag in CLI, for example: --dtype=half."
         )
     return dtype
 
 
-# -- KV cache dtype -------------------------------------------------------------------------------------------------
+# -- KV cache dtype ------------------------------------------------------------------------------------------
 
 
 def cache_dtypes(release: Release) -> tuple[str, ...]:
     """`--kv-cache-dtype` values of a release (config/cache.py: CacheDType)."""
-    return tuple(n for feature, names in _CACHE_DTYPES if feature is None or release.has(feature) for n in names)
+    return tuple(
+        n for feature, names in _CACHE_DTYPES if feature is None or release.has(feature) for n in names
+    )
 
 
 def resolve_kv_cache_dtype(
-    args: EngineArgs, config: ModelConfig, architecture: Architecture, dtype: str, device: Device, release: Release
+    args: EngineArgs,
+    config: ModelConfig,
+    architecture: Architecture,
+    dtype: str,
+    device: Device,
+    release: Release,
 ) -> str:
     """vLLM's cache dtype string; 'auto' stays where it means the model's dtype.
 
-    Order: the flag; a ModelOpt checkpoint's KV algorithm (utils/torch_utils.py: resolve_kv_cache_dtype_string); the
-    architecture's own default (models/config.py); a compressed-tensors `kv_cache_scheme` (Attention.__init__,
-    layers/attention/attention.py: not read by MLA layers). Raises InputError for an unknown name, RefusedError for one
-    that this release does not have.
+    Order: the flag; a ModelOpt checkpoint's KV algorithm (utils/torch_utils.py:
+    resolve_kv_cache_dtype_string); the architecture's own default (models/config.py); a compressed-tensors
+    `kv_cache_scheme` (Attention.__init__, layers/attention/attention.py: not read by MLA layers). Raises
+    InputError for an unknown name, RefusedError for one that this release does not have.
     """
     asked = args.kv_cache_dtype
     if asked not in cache_dtypes(release):
         known = [n for _, names in _CACHE_DTYPES for n in names]
         if asked not in known:
-            raise InputError(f"--kv-cache-dtype must be one of {', '.join(cache_dtypes(release))}, not {asked!r}")
+            raise InputError(
+                f"--kv-cache-dtype must be one of {', '.join(cache_dtypes(release))}, not {asked!r}"
+            )
         raise refuse(
-            f"argument --kv-cache-dtype: invalid choice: '{asked}' (choose from {', '.join(cache_dtypes(release))})"
+            f"argument --kv-cache-dtype: invalid choice: '{asked}' (choose from "
+            f"{', '.join(cache_dtypes(release))})"
         )
     resolved = asked
     if asked == "auto":
         resolved = _modelopt_cache(config.quantization or {}, release) or "auto"
     resolved = _architecture_cache(resolved, config, device, release)
-    if _has_cache_scheme(args, config) and not architecture.use_mla:
-        if resolved == "auto" or release.has("kv_scheme_overrides_dtype"):
-            resolved = "fp8"
+    scheme = _has_cache_scheme(config) and not architecture.use_mla
+    if scheme and (resolved == "auto" or release.has("kv_scheme_overrides_dtype")):
+        resolved = "fp8"
     if release.has("kv_dtype_mismatch_refused") and resolved in ("float16", "bfloat16") and resolved != dtype:
         allowed = f"`auto` or `{dtype}`" if dtype in ("float16", "bfloat16") else "`auto`"
         raise refuse(
             f'kv_cache_dtype="{resolved}" is incompatible with dtype="{dtype}". '
             f"Please set `--kv-cache-dtype` to {allowed}."
         )
-    if resolved.startswith("turboquant_") and architecture.is_hybrid and release.has("turboquant_refuses_hybrid"):
+    if (
+        resolved.startswith("turboquant_")
+        and architecture.is_hybrid
+        and release.has("turboquant_refuses_hybrid")
+    ):
         raise refuse(
-            "TurboQuant KV cache is not supported for hybrid (attention + Mamba) models. Boundary layer protection "
-            "requires uniform attention layers."
+            "TurboQuant KV cache is not supported for hybrid (attention + Mamba) models. Boundary layer "
+            "protection requires uniform attention layers."
         )
     return resolved
 
@@ -184,7 +203,9 @@ def _modelopt_cache(quantization: Mapping[str, Any], release: Release) -> str | 
 
 
 def _architecture_cache(resolved: str, config: ModelConfig, device: Device, release: Release) -> str:
-    """`verify_and_update_config` of the architectures that change the cache dtype (models/config.py, 0.33.0)."""
+    """`verify_and_update_config` of the architectures that change the cache dtype (models/config.py,
+    0.33.0).
+    """
     names = set(config.architectures)
     if "DeepseekV32ForCausalLM" in names and resolved == "bfloat16":
         return "auto"
@@ -198,7 +219,7 @@ def _architecture_cache(resolved: str, config: ModelConfig, device: Device, rele
     return resolved
 
 
-def _has_cache_scheme(args: EngineArgs, config: ModelConfig) -> bool:
+def _has_cache_scheme(config: ModelConfig) -> bool:
     quantization = config.quantization or {}
     method = str(quantization.get("quant_method", "")).replace("_", "-")
     return method == "compressed-tensors" and isinstance(quantization.get("kv_cache_scheme"), Mapping)

@@ -20,7 +20,9 @@ def refuse(message: str, reason: Reason = Reason.UNSUPPORTED_BY_RELEASE) -> Refu
 
 
 def switch(args: EngineArgs, name: str, default: bool | None = None) -> bool | None:
-    """A boolean VLLM_* variable; `default` when it is not set. InputError when it is neither 0/1 nor true/false."""
+    """A boolean VLLM_* variable; `default` when it is not set. InputError when it is neither 0/1 nor
+    true/false.
+    """
     value = args.environment.get(name)
     if value is None:
         return default
@@ -33,7 +35,9 @@ def switch(args: EngineArgs, name: str, default: bool | None = None) -> bool | N
 
 
 def runner_type(args: EngineArgs, architecture: Architecture) -> str:
-    """'generate' or 'pooling': `--runner`, else what the model is (config/model.py: _get_runner_type, 0.26.0)."""
+    """'generate' or 'pooling': `--runner`, else what the model is (config/model.py: _get_runner_type,
+    0.26.0).
+    """
     asked = args.other("runner", "auto")
     if asked in ("generate", "pooling"):
         return str(asked)
@@ -43,7 +47,9 @@ def runner_type(args: EngineArgs, architecture: Architecture) -> str:
 
 
 def is_moe(config: ModelConfig, architecture: Architecture) -> bool:
-    """`ModelConfig.is_moe`, config/model.py: the config names at least one expert (get_num_experts, 0.26.0)."""
+    """`ModelConfig.is_moe`, config/model.py: the config names at least one expert (get_num_experts,
+    0.26.0).
+    """
     for key in ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts"):
         value = config.get(key)
         if isinstance(value, (list, tuple)):

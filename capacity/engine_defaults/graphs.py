@@ -30,20 +30,58 @@ GPT_OSS_GRAPH_CEILING = 1024
 
 _BREAKABLE: tuple[tuple[str, frozenset[str]], ...] = (
     ("breakable_deepseek_v4", frozenset({"DeepseekV4ForCausalLM", "DeepSeekV4MTPModel"})),
-    ("breakable_minimax_m3", frozenset({"MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"})),
+    (
+        "breakable_minimax_m3",
+        frozenset({"MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"}),
+    ),
     ("breakable_inkling", frozenset({"InklingForCausalLM", "InklingForConditionalGeneration"})),
-    ("breakable_kimi", frozenset({"KimiK3ForConditionalGeneration", "KimiK3MTPModel", "KimiLinearForCausalLM"})),
-    ("breakable_sparse_mla", frozenset({
-        "DeepseekV32MTPModel", "DeepseekV32ForCausalLM", "Dots3NoteForCausalLM", "Dots3NoteMTPModel",
-        "GlmMoeDsaForCausalLM", "HYV4ForCausalLM", "HYV4MTPModel"})),
-    ("breakable_0_30", frozenset({
-        "DeepseekV4ForConditionalGeneration", "DeepseekV41ForCausalLM", "Glm5NextForCausalLM",
-        "Glm5NextForConditionalGeneration", "Glm5NextMTPModel", "Qwen4ExpForCausalLM",
-        "Qwen4ExpForConditionalGeneration", "Qwen4ExpMTP"})),
-    ("breakable_0_33", frozenset({
-        "AliceAIForCausalLM", "BeamForCausalLM", "MuseSpark1xForCausalLM", "MuseSparkForConditionalGeneration",
-        "Step5ForCausalLM", "Step5ForConditionalGeneration"})),
-)  # fmt: skip
+    (
+        "breakable_kimi",
+        frozenset({"KimiK3ForConditionalGeneration", "KimiK3MTPModel", "KimiLinearForCausalLM"}),
+    ),
+    (
+        "breakable_sparse_mla",
+        frozenset(
+            {
+                "DeepseekV32MTPModel",
+                "DeepseekV32ForCausalLM",
+                "Dots3NoteForCausalLM",
+                "Dots3NoteMTPModel",
+                "GlmMoeDsaForCausalLM",
+                "HYV4ForCausalLM",
+                "HYV4MTPModel",
+            }
+        ),
+    ),
+    (
+        "breakable_0_30",
+        frozenset(
+            {
+                "DeepseekV4ForConditionalGeneration",
+                "DeepseekV41ForCausalLM",
+                "Glm5NextForCausalLM",
+                "Glm5NextForConditionalGeneration",
+                "Glm5NextMTPModel",
+                "Qwen4ExpForCausalLM",
+                "Qwen4ExpForConditionalGeneration",
+                "Qwen4ExpMTP",
+            }
+        ),
+    ),
+    (
+        "breakable_0_33",
+        frozenset(
+            {
+                "AliceAIForCausalLM",
+                "BeamForCausalLM",
+                "MuseSpark1xForCausalLM",
+                "MuseSparkForConditionalGeneration",
+                "Step5ForCausalLM",
+                "Step5ForConditionalGeneration",
+            }
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +96,7 @@ class Compilation:
     max_size: int | None
 
 
-# -- what is asked for ----------------------------------------------------------------------------------------------
+# -- what is asked for ---------------------------------------------------------------------------------------
 
 
 def requested_mode(args: EngineArgs) -> str | None:
@@ -86,11 +124,15 @@ def requested_graphs(args: EngineArgs) -> str | None:
         return value.upper()
     if type(value) is int and 0 <= value <= 2:
         return GRAPH_MODES[value]
-    raise InputError(f"--compilation-config: cudagraph_mode must be one of {', '.join(GRAPH_MODES)}, not {value!r:.60}")
+    raise InputError(
+        f"--compilation-config: cudagraph_mode must be one of {', '.join(GRAPH_MODES)}, not {value!r:.60}"
+    )
 
 
 def requested_sizes(args: EngineArgs) -> tuple[tuple[int, ...] | None, int | None]:
-    """(capture sizes, largest size) from their flags or from the compilation config; RefusedError where both are given."""
+    """(capture sizes, largest size) from their flags or from the compilation config; RefusedError where
+    both are given.
+    """
     values: list[Any] = []
     for name in ("cudagraph_capture_sizes", "max_cudagraph_capture_size"):
         flag, inside = getattr(args, name), args.compilation_config.get(name)
@@ -103,17 +145,27 @@ def requested_sizes(args: EngineArgs) -> tuple[tuple[int, ...] | None, int | Non
             raise InputError("--cudagraph-capture-sizes must be positive integers")
         sizes = tuple(int(s) for s in sizes)
     if largest is not None and (type(largest) is not int or largest < 0):
-        raise InputError(f"--max-cudagraph-capture-size must be an integer of at least 0, not {largest!r:.60}")
+        raise InputError(
+            f"--max-cudagraph-capture-size must be an integer of at least 0, not {largest!r:.60}"
+        )
     return sizes, largest
 
 
 def resolve_compilation(
-    args: EngineArgs, config: ModelConfig, architecture: Architecture, release: Release, *, pooling: bool, moe: bool,
-    speculation: Speculation, runs_on_v2: bool,
-) -> Compilation:  # fmt: skip
+    args: EngineArgs,
+    config: ModelConfig,
+    architecture: Architecture,
+    release: Release,
+    *,
+    pooling: bool,
+    moe: bool,
+    speculation: Speculation,
+    runs_on_v2: bool,
+) -> Compilation:
     """Mode and graphs up to `check_and_update_config`.
 
-    `VllmConfig.__post_init__`, config/vllm.py:1160-1420, and `set_splitting_ops_for_v1`, config/compilation.py (0.26.0).
+    `VllmConfig.__post_init__`, config/vllm.py:1160-1420, and `set_splitting_ops_for_v1`,
+    config/compilation.py (0.26.0).
     """
     mode, graphs = requested_mode(args), requested_graphs(args)
     sizes, largest = requested_sizes(args)
@@ -134,7 +186,12 @@ def resolve_compilation(
         raise InputError(f"--optimization-level must be 0, 1, 2 or 3, not {level}")
     mode = mode or ("VLLM_COMPILE" if level > 0 else "NONE")
     graphs = graphs or _LEVEL_GRAPHS[level]
-    if speculation.dynamic and _has_full(graphs) and release.has("dynamic_speculation_piecewise") and not runs_on_v2:
+    if (
+        speculation.dynamic
+        and _has_full(graphs)
+        and release.has("dynamic_speculation_piecewise")
+        and not runs_on_v2
+    ):
         graphs = "PIECEWISE"
     compiled = mode == "VLLM_COMPILE"
     graphs = _without_compilation(graphs, compiled or breakable, release)
@@ -175,14 +232,16 @@ def _has_full(graphs: str) -> bool:
     return graphs in ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 
 
-# -- capture sizes --------------------------------------------------------------------------------------------------
+# -- capture sizes -------------------------------------------------------------------------------------------
 
 
 def resolve_capture_sizes(
     args: EngineArgs, compilation: Compilation, device: Device, release: Release, *, tokens: int, seqs: int,
     speculation: Speculation,
 ) -> tuple[int, ...]:  # fmt: skip
-    """`VllmConfig._set_cudagraph_sizes`, config/vllm.py:1739-1850 (0.26.0): token counts, ascending; () without graphs."""
+    """`VllmConfig._set_cudagraph_sizes`, config/vllm.py:1739-1850 (0.26.0): token counts, ascending; ()
+    without graphs.
+    """
     if compilation.graphs == "NONE" or args.enforce_eager:
         return ()
     largest, uniform = compilation.max_size, set[int]()
@@ -210,12 +269,12 @@ def resolve_capture_sizes(
     tp = args.tensor_parallel_size
     if tp > 1 and pass_config(args).get("enable_sp") and release.has("sequence_parallel_pass"):
         sizes = [s for s in sizes if s % tp == 0]
-    if compilation.sizes is not None and compilation.max_size is not None:
-        if compilation.max_size != (sizes[-1] if sizes else 0):
-            raise refuse(
-                f"customized max_cudagraph_capture_size(={compilation.max_size}) should be consistent with the max value "
-                f"of cudagraph_capture_sizes(={sizes[-1] if sizes else 0})"
-            )
+    last = sizes[-1] if sizes else 0
+    if compilation.sizes is not None and compilation.max_size not in (None, last):
+        raise refuse(
+            f"customized max_cudagraph_capture_size(={compilation.max_size}) should be consistent with the "
+            f"max value of cudagraph_capture_sizes(={last})"
+        )
     return tuple(sizes)
 
 
@@ -237,17 +296,20 @@ def _request_counts(most: int) -> set[int]:
 
 
 def _tiers(speculation: Speculation, seqs: int) -> list[tuple[int, int]]:
-    """(tokens a request, most requests) of a dynamic speculation schedule of [first, last batch size, tokens] entries.
+    """(tokens a request, most requests) of a dynamic speculation schedule of [first, last batch size, tokens]
+    entries.
 
-    `build_dynamic_sd_schedule_lookup`, v1/spec_decode/dynamic/utils.py (0.29.0): gaps keep the entry before, the tail the
-    last one.
+    `build_dynamic_sd_schedule_lookup`, v1/spec_decode/dynamic/utils.py (0.29.0): gaps keep the entry before,
+    the tail the last one.
     """
     schedule = speculation.values.get("num_speculative_tokens_per_batch_size")
     if not isinstance(schedule, (list, tuple)) or not all(
-        isinstance(e, (list, tuple)) and len(e) == 3 and all(type(v) is int and v >= 0 for v in e) for e in schedule
+        isinstance(e, (list, tuple)) and len(e) == 3 and all(type(v) is int and v >= 0 for v in e)
+        for e in schedule
     ):
         raise InputError(
-            "--speculative-config: num_speculative_tokens_per_batch_size must hold [first, last, tokens] lists"
+            "--speculative-config: num_speculative_tokens_per_batch_size must hold [first, last, tokens] "
+            "lists"
         )
     entries = sorted(tuple(e) for e in schedule)
     ends = [first - 1 for first, _, _ in entries[1:]] + [seqs]
@@ -258,7 +320,7 @@ def _tiers(speculation: Speculation, seqs: int) -> list[tuple[int, int]]:
     return list(widest.items())
 
 
-# -- after the attention backends are known -------------------------------------------------------------------------
+# -- after the attention backends are known ------------------------------------------------------------------
 
 _SINGLE_TOKEN = frozenset({"CUTLASS_MLA", "LINEAR_ATTN", "HPC_ATTN"})
 _ALWAYS = frozenset({"TRITON_ATTN", "FLEX_ATTENTION", "ROCM_ATTN"})
@@ -288,9 +350,15 @@ def graph_support(backend: AttentionBackend, device: Device, release: Release) -
 
 
 def settle_graphs(
-    compilation: Compilation, sizes: tuple[int, ...], backends: Iterable[AttentionBackend], device: Device, release: Release, *,
-    speculation: Speculation, runs_on_v2: bool,
-) -> tuple[str, tuple[int, ...]]:  # fmt: skip
+    compilation: Compilation,
+    sizes: tuple[int, ...],
+    backends: Iterable[AttentionBackend],
+    device: Device,
+    release: Release,
+    *,
+    speculation: Speculation,
+    runs_on_v2: bool,
+) -> tuple[str, tuple[int, ...]]:
     """(cudagraph mode, sizes) that the model runner ends up with.
 
     `CompilationConfig.resolve_cudagraph_mode_and_sizes`, config/compilation.py:1353-1500 (0.26.0).
@@ -303,8 +371,8 @@ def settle_graphs(
     if graphs == "FULL" and support != 3:
         if support == 0:
             raise refuse(
-                "CUDAGraphMode.FULL is not supported with this attention backend; please try cudagraph_mode=PIECEWISE, "
-                "and make sure compilation mode is VLLM_COMPILE"
+                "CUDAGraphMode.FULL is not supported with this attention backend; please try "
+                "cudagraph_mode=PIECEWISE, and make sure compilation mode is VLLM_COMPILE"
             )
         graphs = "FULL_AND_PIECEWISE" if splits else "FULL_DECODE_ONLY"
     query = 1 + speculation.num_tokens
@@ -317,7 +385,9 @@ def settle_graphs(
 
 
 def _whole_decodes(sizes: tuple[int, ...], query: int) -> tuple[int, ...]:
-    """`adjust_cudagraph_sizes_for_spec_decode`, config/compilation.py (0.26.0): multiples of one decode's tokens."""
+    """`adjust_cudagraph_sizes_for_spec_decode`, config/compilation.py (0.26.0): multiples of one decode's
+    tokens.
+    """
     if not sizes:
         return sizes
     largest = sizes[-1]
@@ -326,9 +396,8 @@ def _whole_decodes(sizes: tuple[int, ...], query: int) -> tuple[int, ...]:
         rounded = [query]
     if not rounded:
         raise refuse(
-            f"No valid cudagraph sizes after rounding to multiple of {query} (num_speculative_tokens + 1 or tp if sequence "
-            f"parallelism is enabled) please adjust num_speculative_tokens ({query - 1}) or max_cudagraph_capture_size "
-            f"({largest}) or cudagraph_capture_sizes ({list(sizes)})"
+            f"No valid cudagraph sizes after rounding to multiple of {query} (num_speculative_tokens + 1 or "
+            f"tp if sequence parallelism is enabled) please adjust num_speculative_tokens ({query - 1}) or "
+            f"max_cudagraph_capture_size ({largest}) or cudagraph_capture_sizes ({list(sizes)})"
         )
     return tuple(rounded)
-

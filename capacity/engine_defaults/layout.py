@@ -37,20 +37,26 @@ def resolve_parallel(args: EngineArgs) -> ParallelConfig:
 
 
 def check_parallel(
-    args: EngineArgs, parallel: ParallelConfig, config: ModelConfig, architecture: Architecture, device: Device,
+    args: EngineArgs,
+    parallel: ParallelConfig,
+    config: ModelConfig,
+    architecture: Architecture,
+    device: Device,
     release: Release,
-) -> None:  # fmt: skip
+) -> None:
     """Raises RefusedError(INVALID_LAYOUT) in vLLM's words and order.
 
-    `ParallelConfig._validate_parallel_config`, config/parallel.py:440-525, then `ModelConfig.verify_with_parallel_config`,
-    config/model.py:1212-1283 (0.26.0; the releases' differences are the features asked for).
+    `ParallelConfig._validate_parallel_config`, config/parallel.py:440-525, then
+    `ModelConfig.verify_with_parallel_config`, config/model.py:1212-1283 (0.26.0; the releases' differences
+    are the features asked for).
     """
     _check_eplb(args, parallel, release)
     _check_context_parallel(args, parallel, device, release)
     heads = config.text.get("num_attention_heads")
     if isinstance(heads, int) and heads % parallel.tp != 0:
         raise _layout(
-            f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({parallel.tp})."
+            f"Total number of attention heads ({heads}) must be divisible by tensor parallel size "
+            f"({parallel.tp})."
         )
     if parallel.expert_parallel and not is_moe(config, architecture):
         raise _layout(
@@ -68,8 +74,8 @@ def _check_eplb(args: EngineArgs, parallel: ParallelConfig, release: Release) ->
         if release.has("pcp_layouts"):
             if tp * pcp * dp <= 1:
                 raise _layout(
-                    "EPLB requires tensor, prefill-context, or data parallelism, but got "
-                    f"TP={tp}, PCP={pcp}, DP={dp}."
+                    f"EPLB requires tensor, prefill-context, or data parallelism, but got TP={tp}, "
+                    f"PCP={pcp}, DP={dp}."
                 )
         elif tp * dp <= 1:
             raise _layout(
@@ -80,12 +86,14 @@ def _check_eplb(args: EngineArgs, parallel: ParallelConfig, release: Release) ->
     redundant = (args.other("eplb_config") or {}).get("num_redundant_experts", 0)
     if redundant != 0:
         raise _layout(
-            f"num_redundant_experts is set to {redundant} but EPLB is not enabled. Either enable EPLB or unset "
-            "num_redundant_experts."
+            f"num_redundant_experts is set to {redundant} but EPLB is not enabled. Either enable EPLB or "
+            "unset num_redundant_experts."
         )
 
 
-def _check_context_parallel(args: EngineArgs, parallel: ParallelConfig, device: Device, release: Release) -> None:
+def _check_context_parallel(
+    args: EngineArgs, parallel: ParallelConfig, device: Device, release: Release
+) -> None:
     tp, pcp, dcp = parallel.tp, parallel.pcp, parallel.dcp
     if not release.has("pcp_layouts"):
         if tp % dcp != 0:
@@ -100,8 +108,8 @@ def _check_context_parallel(args: EngineArgs, parallel: ParallelConfig, device: 
             raise _layout(f"tp_size={tp} must be divisible by dcp_size={dcp}.")
         if pcp > 1 and dcp not in (1, pcp, tp * pcp):
             raise _layout(
-                "When PCP is enabled, DCP must be disabled, span the PCP axis, or span the full TP x PCP axis. "
-                f"Got TP={tp}, PCP={pcp}, DCP={dcp}; valid DCP sizes are {sorted({1, pcp, tp * pcp})}."
+                "When PCP is enabled, DCP must be disabled, span the PCP axis, or span the full TP x PCP "
+                f"axis. Got TP={tp}, PCP={pcp}, DCP={dcp}; valid DCP sizes are {sorted({1, pcp, tp * pcp})}."
             )
     if args.other("dcp_comm_backend") == "a2a" and dcp <= 1 and release.has("a2a_needs_dcp"):
         raise _layout("dcp_comm_backend='a2a' requires decode_context_parallel_size > 1.")
@@ -113,12 +121,12 @@ def _check_dcp_heads(parallel: ParallelConfig, heads: int, kv_heads: int, releas
     worded = release.has("dcp_value_errors")
     if tp <= kv_heads:
         raise _layout(
-            f"Decode context parallelism for GQA/MQA requires `--tensor-parallel-size` ({tp}) to be greater than the "
-            f"model's total number of KV heads ({kv_heads}). Increase `--tensor-parallel-size` or set "
-            "`--decode-context-parallel-size 1`."
+            f"Decode context parallelism for GQA/MQA requires `--tensor-parallel-size` ({tp}) to be greater "
+            f"than the model's total number of KV heads ({kv_heads}). Increase `--tensor-parallel-size` or "
+            "set `--decode-context-parallel-size 1`."
             if worded
-            else f"tensor parallel size {tp} must be greater than total num kv heads {kv_heads} when enable decode "
-            "context parallel for GQA/MQA"
+            else f"tensor parallel size {tp} must be greater than total num kv heads {kv_heads} when enable "
+            "decode context parallel for GQA/MQA"
         )
     most = tp // kv_heads
     if dcp > most:
@@ -126,8 +134,8 @@ def _check_dcp_heads(parallel: ParallelConfig, heads: int, kv_heads: int, releas
             f"`--decode-context-parallel-size` ({dcp}) exceeds the maximum supported value ({most}) for "
             f"`--tensor-parallel-size` ({tp}) and {kv_heads} model KV heads."
             if worded
-            else f"decode context parallel size must less than or equal to (tensor parallel size {tp} // total num kv "
-            f"heads {kv_heads}) = {most}, but got {dcp}"
+            else f"decode context parallel size must less than or equal to (tensor parallel size {tp} // "
+            f"total num kv heads {kv_heads}) = {most}, but got {dcp}"
         )
     queries = heads // kv_heads
     if queries % dcp != 0:
@@ -135,8 +143,8 @@ def _check_dcp_heads(parallel: ParallelConfig, heads: int, kv_heads: int, releas
             f"The model's number of query heads per KV head ({queries}) must be divisible by "
             f"`--decode-context-parallel-size` ({dcp}) for GQA/MQA."
             if worded
-            else f"Total number of q per kv attn heads ({queries}) must be divisible by dcp world size when enable decode "
-            f"context parallel for GQA ({dcp})."
+            else f"Total number of q per kv attn heads ({queries}) must be divisible by dcp world size when "
+            f"enable decode context parallel for GQA ({dcp})."
         )
 
 

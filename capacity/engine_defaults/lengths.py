@@ -12,36 +12,57 @@ from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release
 
 _LENGTH_KEYS = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
-    "max_sequence_length", "max_seq_length", "seq_len",
-)  # fmt: skip
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
 
 _DEFAULT_LENGTH = 2048
 """For a config without any of the keys, for example Mamba's."""
 
-_LAYER_TYPES = frozenset({
-    "full_attention", "sliding_attention", "chunked_attention", "linear_attention", "compressed_sparse_attention",
-    "heavily_compressed_attention", "sliding_window_attention", "attention", "mamba", "conv", "main", "compress",
-})  # fmt: skip
-"""Keys by which rope parameters are given per layer type (transformers: ALLOWED_LAYER_TYPES; vLLM adds the last two)."""
+_LAYER_TYPES = frozenset(
+    {
+        "full_attention",
+        "sliding_attention",
+        "chunked_attention",
+        "linear_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+        "sliding_window_attention",
+        "attention",
+        "mamba",
+        "conv",
+        "main",
+        "compress",
+    }
+)
+"""Keys by which rope parameters are given per layer type (transformers: ALLOWED_LAYER_TYPES; vLLM adds the
+last two).
+"""
 
 _UNSCALED = frozenset({"su", "longrope", "llama3"})
 _UNSCALED_SINCE_0_30 = _UNSCALED | {"yarn", "deepseek_yarn", "deepseek_llama_scaling"}
 
 _CAUTION = (
-    "VLLM_ALLOW_LONG_MAX_MODEL_LEN must be used with extreme caution. If the model uses relative position encoding "
-    "(RoPE), positions exceeding derived_max_model_len lead to nan. If the model uses absolute position encoding, "
-    "positions exceeding derived_max_model_len will cause a CUDA array out-of-bounds error."
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN must be used with extreme caution. If the model uses relative position "
+    "encoding (RoPE), positions exceeding derived_max_model_len lead to nan. If the model uses absolute "
+    "position encoding, positions exceeding derived_max_model_len will cause a CUDA array out-of-bounds "
+    "error."
 )
 
 
-def resolve_max_model_len(
-    args: EngineArgs, config: ModelConfig, release: Release, *, pooling: bool
-) -> int:
+def resolve_max_model_len(args: EngineArgs, config: ModelConfig, release: Release, *, pooling: bool) -> int:
     """`_get_and_verify_max_len`, config/model.py:2152-2289 (0.26.0).
 
-    The user's length stands if the config allows it, or VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 is set; `auto` (-1) and none give
-    the derived length (the pretraining length for LongRoPE). Raises RefusedError with vLLM's sentence.
+    The user's length stands if the config allows it, or VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 is set; `auto` (-1)
+    and none give the derived length (the pretraining length for LongRoPE). Raises RefusedError with vLLM's
+    sentence.
     """
     asked = args.max_model_len
     derived, key = _derive(config.text)
@@ -53,7 +74,9 @@ def resolve_max_model_len(
         derived = min(derived, tokenizer_length)
     if derived == float("inf"):
         if asked == -1:  # vLLM goes on with a length of -1 and dies of it
-            raise InputError(f"{config.name}: the config names no length, so --max-model-len auto cannot start from one")
+            raise InputError(
+                f"{config.name}: the config names no length, so --max-model-len auto cannot start from one"
+            )
         if asked is not None:
             return asked
         derived = _DEFAULT_LENGTH
@@ -66,23 +89,23 @@ def resolve_max_model_len(
         if any(p["rope_type"] == "longrope" for p in parameters):
             return int(config.get("original_max_position_embeddings", derived))
         return int(derived)
-    if asked > derived:
-        limit = config.get("model_max_length")
-        if limit is None or asked > limit:
-            if not switch(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN", False):
-                raise refuse(
-                    f"User-specified max_model_len ({asked}) is greater than the derived max_model_len "
-                    f"({key}={derived} or model_max_length={limit} in model's config.json). To allow overriding this "
-                    f"maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1. {_CAUTION}"
-                )
+    limit = config.get("model_max_length")
+    too_long = asked > derived and (limit is None or asked > limit)
+    if too_long and not switch(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN", False):
+        raise refuse(
+            f"User-specified max_model_len ({asked}) is greater than the derived max_model_len "
+            f"({key}={derived} or model_max_length={limit} in model's config.json). To allow overriding this "
+            f"maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1. {_CAUTION}"
+        )
     return asked
 
 
 def rope_parameters(text: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """One mapping per kind of layer, each with a `rope_type`; empty where the config has none.
 
-    `patch_rope_parameters`, transformers_utils/config.py (0.26.0), and transformers' own standardising of `rope_scaling`
-    and `rope_theta`: an old `type` becomes `rope_type`, 'su' is 'longrope', 'mrope' is 'default'.
+    `patch_rope_parameters`, transformers_utils/config.py (0.26.0), and transformers' own standardising of
+    `rope_scaling` and `rope_theta`: an old `type` becomes `rope_type`, 'su' is 'longrope', 'mrope' is
+    'default'.
     """
     given = text.get("rope_scaling") or text.get("rope_parameters")
     if not isinstance(given, Mapping):
@@ -99,7 +122,9 @@ def _standard(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _derive(text: Mapping[str, Any]) -> tuple[int | float, str | None]:
-    """`derive_max_model_len_and_key`, model_arch_config_convertor.py:326-359 (0.26.0): the smallest key, Command-R's wins."""
+    """`derive_max_model_len_and_key`, model_arch_config_convertor.py:326-359 (0.26.0): the smallest key,
+    Command-R's wins.
+    """
     derived: int | float = float("inf")
     key = None
     for name in _LENGTH_KEYS:
@@ -129,10 +154,14 @@ def _scaling(parameters: tuple[dict[str, Any], ...], release: Release) -> int | 
 
 
 def _pretraining_length(config: ModelConfig, parameters: tuple[dict[str, Any], ...]) -> int:
-    """YaRN's `original_max_position_embeddings`: at the top, else in the rope block, else the config's own length."""
+    """YaRN's `original_max_position_embeddings`: at the top, else in the rope block, else the config's own
+    length.
+    """
     outside = config.get("original_max_position_embeddings")
     last = [p for p in parameters if p["rope_type"] == "yarn"][-1]
     value = outside or last.get("original_max_position_embeddings") or config.get("max_position_embeddings")
     if not isinstance(value, int) or value <= 0:
-        raise InputError(f"{config.name}: YaRN needs a positive original_max_position_embeddings, not {value!r:.60}")
+        raise InputError(
+            f"{config.name}: YaRN needs a positive original_max_position_embeddings, not {value!r:.60}"
+        )
     return value

@@ -39,9 +39,9 @@ def resolve_engine(
 ) -> EngineConfig:
     """What vLLM makes of `args` for this model, device and release.
 
-    `EngineArgs.create_engine_config`, engine/arg_utils.py:1847-2400, and `VllmConfig.__post_init__`, config/vllm.py:948-1640
-    (0.26.0; differences of other releases are features). Raises InputError for values that no vLLM reads and RefusedError,
-    in vLLM's own words, for what this release refuses.
+    `EngineArgs.create_engine_config`, engine/arg_utils.py:1847-2400, and `VllmConfig.__post_init__`,
+    config/vllm.py:948-1640 (0.26.0; differences of other releases are features). Raises InputError for values
+    that no vLLM reads and RefusedError, in vLLM's own words, for what this release refuses.
     """
     pooling = runner_type(args, architecture) == "pooling"
     dtype = resolve_dtype(args, config, architecture, device, release)
@@ -60,7 +60,12 @@ def resolve_engine(
     check_batch_sizes(args, tokens, seqs, max_model_len, chunked, release)
     _check_lora(args, tokens, seqs, speculation.num_tokens)
     mamba_mode = resolve_mamba_cache_mode(
-        args, architecture, release, prefix_caching=prefix_caching, chunked_prefill=chunked, speculation=speculation
+        args,
+        architecture,
+        release,
+        prefix_caching=prefix_caching,
+        chunked_prefill=chunked,
+        speculation=speculation,
     )
     runner = resolve_runner(
         args, config, architecture, device, release, pooling=pooling, speculation=speculation,
@@ -72,9 +77,15 @@ def resolve_engine(
     if v2 and isinstance(draft_len, int) and release.has("max_len_limited_by_draft"):
         max_model_len = min(max_model_len, draft_len)
     compilation = resolve_compilation(
-        args, config, architecture, release, pooling=pooling, moe=is_moe(config, architecture), speculation=speculation,
+        args,
+        config,
+        architecture,
+        release,
+        pooling=pooling,
+        moe=is_moe(config, architecture),
+        speculation=speculation,
         runs_on_v2=v2,
-    )  # fmt: skip
+    )
     check_draft_slots(speculation, args, tokens, seqs, release)
     sizes = resolve_capture_sizes(
         args, compilation, device, release, tokens=tokens, seqs=seqs, speculation=speculation
@@ -152,5 +163,7 @@ def _notes(args: EngineArgs, config: ModelConfig, max_model_len: int) -> tuple[s
     if args.enforce_eager and (args.cudagraph_capture_sizes or args.max_cudagraph_capture_size):
         notes.append("--enforce-eager captures no CUDA graphs: the capture sizes given have no effect")
     if args.kv_cache_memory_bytes is not None and args.gpu_memory_utilization is not None:
-        notes.append("--kv-cache-memory-bytes sets the KV cache; --gpu-memory-utilization is only checked at start-up")
+        notes.append(
+            "--kv-cache-memory-bytes sets the KV cache; --gpu-memory-utilization is only checked at start-up"
+        )
     return tuple(notes)

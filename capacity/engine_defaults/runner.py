@@ -27,13 +27,22 @@ _ROCM_V1 = frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoe
 
 
 def resolve_runner(
-    args: EngineArgs, config: ModelConfig, architecture: Architecture, device: Device, release: Release, *,
-    pooling: bool, speculation: Speculation, mamba_cache_mode: str, compilation_mode: str | None, graphs: str | None,
-) -> str:  # fmt: skip
+    args: EngineArgs,
+    config: ModelConfig,
+    architecture: Architecture,
+    device: Device,
+    release: Release,
+    *,
+    pooling: bool,
+    speculation: Speculation,
+    mamba_cache_mode: str,
+    compilation_mode: str | None,
+    graphs: str | None,
+) -> str:
     """'V1' or 'V2'. `VllmConfig.use_v2_model_runner`, config/vllm.py:549-622 (0.26.0).
 
-    Order: VLLM_USE_V2_MODEL_RUNNER, what forces V2, the default list of the release, unsupported features. `graphs` is the
-    cudagraph mode asked for. Raises RefusedError where a forced runner lacks a feature.
+    Order: VLLM_USE_V2_MODEL_RUNNER, what forces V2, the default list of the release, unsupported features.
+    `graphs` is the cudagraph mode asked for. Raises RefusedError where a forced runner lacks a feature.
     """
     unsupported = _v2_unsupported(
         args, architecture, release, speculation=speculation, mamba_cache_mode=mamba_cache_mode,
@@ -56,9 +65,15 @@ def resolve_runner(
 
 
 def _default(
-    args: EngineArgs, config: ModelConfig, architecture: Architecture, device: Device, release: Release, pooling: bool,
-    speculation: Speculation, unsupported: list[str],
-) -> bool:  # fmt: skip
+    args: EngineArgs,
+    config: ModelConfig,
+    architecture: Architecture,
+    device: Device,
+    release: Release,
+    pooling: bool,
+    speculation: Speculation,
+    unsupported: list[str],
+) -> bool:
     if not release.has("v2_by_default"):
         return False
     if args.prefill_context_parallel_size > 1 and release.has("pcp_forces_v2"):
@@ -92,9 +107,16 @@ def _default(
 
 
 def _v2_unsupported(
-    args: EngineArgs, architecture: Architecture, release: Release, *, speculation: Speculation, mamba_cache_mode: str,
-    compilation_mode: str | None, graphs: str | None, pooling: bool,
-) -> list[str]:  # fmt: skip
+    args: EngineArgs,
+    architecture: Architecture,
+    release: Release,
+    *,
+    speculation: Speculation,
+    mamba_cache_mode: str,
+    compilation_mode: str | None,
+    graphs: str | None,
+    pooling: bool,
+) -> list[str]:
     """Features that V2 does not support, in vLLM's words (config/vllm.py:2127-2214, 0.26.0)."""
     has: Callable[[str], bool] = release.has
     state_space, pp = architecture.has_state_space, args.pipeline_parallel_size
@@ -192,10 +214,14 @@ def _check_v1(args: EngineArgs, release: Release, speculation: Speculation) -> N
     """`_validate_v1_model_runner`, config/vllm.py (0.29.0 to 0.33.0), and the pcp check of 0.27 and 0.28."""
     pcp = args.prefill_context_parallel_size > 1
     if pcp and release.has("pcp_forces_v2"):
-        raise refuse("Prefill context parallelism requires Model Runner V2. Remove VLLM_USE_V2_MODEL_RUNNER=0.")
+        raise refuse(
+            "Prefill context parallelism requires Model Runner V2. Remove VLLM_USE_V2_MODEL_RUNNER=0."
+        )
     if not release.has("v1_refusals"):
         return
-    async_pp = args.pipeline_parallel_size > 1 and args.async_scheduling and release.has("v1_refuses_async_pp")
+    async_pp = (
+        args.pipeline_parallel_size > 1 and args.async_scheduling and release.has("v1_refuses_async_pp")
+    )
     checks = (
         (pcp, "prefill context parallel"),
         (async_pp, "pipeline parallelism with async scheduling"),

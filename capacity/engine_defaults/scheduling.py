@@ -1,4 +1,6 @@
-"""The scheduler's defaults: tokens a batch, sequences, chunked prefill, prefix caching, async scheduling, hybrid manager."""
+"""The scheduler's defaults: tokens a batch, sequences, chunked prefill, prefix caching, async scheduling,
+hybrid manager.
+"""
 
 from __future__ import annotations
 
@@ -19,28 +21,44 @@ BATCHED_DP_TOKENS = 256
 """SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS_FOR_BATCHED_DP (config/scheduler.py, 0.20.0 to 0.33.0)."""
 
 GEMMA4_VIDEO_TOKENS = 32 * (70 + 2 + 6)
-"""Frames x (soft tokens + two markers + time stamp) of one video (model_executor/models/gemma4_mm.py:240-267, 0.26.0)."""
+"""Frames x (soft tokens + two markers + time stamp) of one video
+(model_executor/models/gemma4_mm.py:240-267, 0.26.0).
+"""
 
-_HMA = frozenset({
-    "DecodeBenchConnector", "ExampleHiddenStatesConnector", "MooncakeConnector", "MooncakeStoreConnector",
-    "NixlConnector", "NixlPullConnector", "NixlPushConnector", "OffloadingConnector", "SimpleCPUOffloadConnector",
-})  # fmt: skip
-"""Connectors whose class derives from SupportsHMA (distributed/kv_transfer/kv_connector/v1, 0.22.0 to 0.33.0)."""
+_HMA = frozenset(
+    {
+        "DecodeBenchConnector",
+        "ExampleHiddenStatesConnector",
+        "MooncakeConnector",
+        "MooncakeStoreConnector",
+        "NixlConnector",
+        "NixlPullConnector",
+        "NixlPushConnector",
+        "OffloadingConnector",
+        "SimpleCPUOffloadConnector",
+    }
+)
+"""Connectors whose class derives from SupportsHMA (distributed/kv_transfer/kv_connector/v1, 0.22.0 to
+0.33.0).
+"""
 
 
-# -- tokens a batch and sequences -----------------------------------------------------------------------------------
+# -- tokens a batch and sequences ----------------------------------------------------------------------------
 
 
 def batch_defaults(usage: str, device: Device, release: Release) -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs) before the model is looked at.
 
-    `EngineArgs.get_batch_defaults`, engine/arg_utils.py:2430-2512 (0.26.0): by NVML's total memory, A100 by its name.
+    `EngineArgs.get_batch_defaults`, engine/arg_utils.py:2430-2512 (0.26.0): by NVML's total memory, A100 by
+    its name.
     """
     server = usage == "server"
     gib = device.nvml_total_bytes / GIB
     if gib >= 160 and release.has("tier_160_gib"):
         return 16384, 1024
-    small = "a100" in device.name.lower() or (release.has("gb10_small_tier") and device.compute_capability == (12, 1))
+    small = "a100" in device.name.lower() or (
+        release.has("gb10_small_tier") and device.compute_capability == (12, 1)
+    )
     if gib >= 70 and not small:
         return (8192 if server else 16384), 1024
     return (2048 if server else 8192), 256
@@ -80,23 +98,27 @@ def check_batch_sizes(
     """`SchedulerConfig.verify_max_model_len`, config/scheduler.py:272-321 (0.26.0), in vLLM's words."""
     if tokens < max_model_len and not chunked_prefill:
         raise refuse(
-            f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({max_model_len}). This effectively limits "
-            "the maximum sequence length to max_num_batched_tokens and makes vLLM reject longer sequences. Please "
-            "increase max_num_batched_tokens or decrease max_model_len."
+            f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({max_model_len}). This "
+            "effectively limits the maximum sequence length to max_num_batched_tokens and makes vLLM reject "
+            "longer sequences. Please increase max_num_batched_tokens or decrease max_model_len."
         )
     if tokens < seqs:
-        raise refuse(f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs}).")
+        raise refuse(
+            f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs})."
+        )
     threshold = args.other("long_prefill_token_threshold", 0)
     if threshold > max_model_len and release.has("long_prefill_threshold_always_checked"):
         raise refuse(
-            f"long_prefill_token_threshold ({threshold}) cannot be greater than the max_model_len ({max_model_len})."
+            f"long_prefill_token_threshold ({threshold}) cannot be greater than the max_model_len "
+            f"({max_model_len})."
         )
 
 
 def _largest_prefix_lm_item(args: EngineArgs, config: ModelConfig) -> int:
     """Tokens of the largest item of a prefix-LM whose processor says so beforehand: Gemma 4's video; else 0.
 
-    `_get_min_mm_batched_tokens`, engine/arg_utils.py:2596-2626 (0.26.0); other prefix-LMs leave it to profiling.
+    `_get_min_mm_batched_tokens`, engine/arg_utils.py:2596-2626 (0.26.0); other prefix-LMs leave it to
+    profiling.
     """
     if config.text.get("use_bidirectional_attention") != "vision":
         return 0
@@ -107,11 +129,13 @@ def _largest_prefix_lm_item(args: EngineArgs, config: ModelConfig) -> int:
     return min(32, frames) * per_frame if isinstance(frames, int) else GEMMA4_VIDEO_TOKENS
 
 
-# -- chunked prefill, prefix caching, mamba mode --------------------------------------------------------------------
+# -- chunked prefill, prefix caching, mamba mode -------------------------------------------------------------
 
 
 def resolve_chunked_prefill(args: EngineArgs, architecture: Architecture, *, pooling: bool) -> bool:
-    """`is_chunked_prefill_supported`, config/model.py:1810-1854, and `SchedulerConfig.__post_init__` (0.26.0)."""
+    """`is_chunked_prefill_supported`, config/model.py:1810-1854, and `SchedulerConfig.__post_init__`
+    (0.26.0).
+    """
     if architecture.is_encoder_decoder:
         return False
     if args.enable_chunked_prefill is not None:
@@ -119,8 +143,11 @@ def resolve_chunked_prefill(args: EngineArgs, architecture: Architecture, *, poo
     return _pools_over_a_prefix(args, architecture) if pooling else True
 
 
-def resolve_prefix_caching(args: EngineArgs, architecture: Architecture, release: Release, *, pooling: bool) -> bool:
-    """`is_prefix_caching_supported`, config/model.py:1856-1909, and the default of engine/arg_utils.py:2514-2547 (0.26.0).
+def resolve_prefix_caching(
+    args: EngineArgs, architecture: Architecture, release: Release, *, pooling: bool
+) -> bool:
+    """`is_prefix_caching_supported`, config/model.py:1856-1909, and the default of
+    engine/arg_utils.py:2514-2547 (0.26.0).
 
     On for decoders; hybrid (state-space and attention) models had it off until 0.27.1.
     """
@@ -136,15 +163,24 @@ def resolve_prefix_caching(args: EngineArgs, architecture: Architecture, release
 def _pools_over_a_prefix(args: EngineArgs, architecture: Architecture) -> bool:
     """Causal attention, and a pooling that looks at the last token only."""
     pooler = args.other("pooler_config", {})
-    pooling = {str(pooler.get(k, "")).upper() for k in ("pooling_type", "seq_pooling_type", "tok_pooling_type")}
+    pooling = {
+        str(pooler.get(k, "")).upper() for k in ("pooling_type", "seq_pooling_type", "tok_pooling_type")
+    }
     return not is_encoder_only(architecture) and not pooling & {"MEAN", "CLS", "STEP"}
 
 
 def resolve_mamba_cache_mode(
-    args: EngineArgs, architecture: Architecture, release: Release, *, prefix_caching: bool, chunked_prefill: bool,
+    args: EngineArgs,
+    architecture: Architecture,
+    release: Release,
+    *,
+    prefix_caching: bool,
+    chunked_prefill: bool,
     speculation: Speculation,
-) -> str:  # fmt: skip
-    """'none', 'align' or 'all'. `MambaModelConfig.verify_and_update_config`, models/config.py:545-602 (0.26.0)."""
+) -> str:
+    """'none', 'align' or 'all'. `MambaModelConfig.verify_and_update_config`, models/config.py:545-602
+    (0.26.0).
+    """
     asked = args.other("mamba_cache_mode")
     modes = ("align", "none") + (("all",) if release.has("mamba_mode_all") else ())
     if asked is not None and asked not in modes:
@@ -156,9 +192,11 @@ def resolve_mamba_cache_mode(
     can_all = architecture.supports_mamba_prefix_caching
     mode = asked or "none"
     if mode == "none":
-        if release.has("mamba_default_align") or not can_all:
-            mode = "align"
-        elif release.has("mamba_align_with_speculation") and speculation.method is not None:
+        if (
+            release.has("mamba_default_align")
+            or not can_all
+            or (release.has("mamba_align_with_speculation") and speculation.method is not None)
+        ):
             mode = "align"
         else:
             mode = "all"
@@ -169,7 +207,7 @@ def resolve_mamba_cache_mode(
     return mode
 
 
-# -- async scheduling and what is in flight -------------------------------------------------------------------------
+# -- async scheduling and what is in flight ------------------------------------------------------------------
 
 
 def resolve_async_scheduling(
@@ -179,7 +217,9 @@ def resolve_async_scheduling(
 
     Raises RefusedError, in vLLM's words, where it was asked for and is not supported.
     """
-    hinders = _hinders_async(args, speculation, release, runs_on_v2=runs_on_v2, asked=bool(args.async_scheduling))
+    hinders = _hinders_async(
+        args, speculation, release, runs_on_v2=runs_on_v2, asked=bool(args.async_scheduling)
+    )
     if args.async_scheduling:
         if hinders is not None:
             raise refuse(hinders)
@@ -222,7 +262,9 @@ def _hinders_async(
 
 
 def _async_methods(release: Release, *, asked: bool) -> frozenset[str]:
-    """Speculative methods with async scheduling. A draft model works, but until 0.27.1 only when asked for."""
+    """Speculative methods with async scheduling. A draft model works, but until 0.27.1 only when asked
+    for.
+    """
     methods = {"eagle", "eagle3", "extract_hidden_states", "mtp", "ngram_gpu"}
     methods |= {"dflash"} if release.has("dflash_counts_as_eagle") else set()
     methods |= {"dspark"} if release.has("async_with_dspark") else set()
@@ -235,7 +277,8 @@ def max_in_flight_tokens(
 ) -> int:
     """Concurrent batches x tokens a batch.
 
-    `max_concurrent_batches`, config/vllm.py:512-534 (0.23.0 and later); before, of the executors (v1/executor).
+    `max_concurrent_batches`, config/vllm.py:512-534 (0.23.0 and later); before, of the executors
+    (v1/executor).
     """
     batches = pp
     if async_scheduling:
@@ -246,13 +289,15 @@ def max_in_flight_tokens(
     return batches * tokens
 
 
-# -- hybrid KV cache manager ----------------------------------------------------------------------------------------
+# -- hybrid KV cache manager ---------------------------------------------------------------------------------
 
 
 def hybrid_manager_disabled(
     args: EngineArgs, config: ModelConfig, speculation: Speculation, release: Release
 ) -> bool:
-    """`VllmConfig.__post_init__`, config/vllm.py:1571-1637 (0.26.0). RefusedError where it was forced on in vain."""
+    """`VllmConfig.__post_init__`, config/vllm.py:1571-1637 (0.26.0). RefusedError where it was forced on
+    in vain.
+    """
     must = bool(args.other("kv_events_config")) and release.has("kv_events_disable_hybrid_manager")
     if config.get("attention_chunk_size") is not None:
         must = must or speculation.use_eagle(release)
@@ -262,8 +307,9 @@ def hybrid_manager_disabled(
         return must or _connector_disables(args, release)
     if asked is False and must:
         raise refuse(
-            "Hybrid KV cache manager was explicitly enabled but is not supported in this configuration. Consider omitting "
-            "the --no-disable-hybrid-kv-cache-manager flag to let vLLM decide automatically."
+            "Hybrid KV cache manager was explicitly enabled but is not supported in this configuration. "
+            "Consider omitting the --no-disable-hybrid-kv-cache-manager flag to let vLLM decide "
+            "automatically."
         )
     return asked
 
@@ -282,7 +328,9 @@ def _connector_disables(args: EngineArgs, release: Release) -> bool:
     names = [connector]
     if connector == "MultiConnector" and isinstance(transfer, Mapping):
         extra = transfer.get("kv_connector_extra_config") or {}
-        names = [child.get("kv_connector") for child in extra.get("connectors", []) if isinstance(child, Mapping)]
+        names = [
+            child.get("kv_connector") for child in extra.get("connectors", []) if isinstance(child, Mapping)
+        ]
     known = _HMA
     known |= {"HiSparseConnector", "MoRIIOConnector"} if release.has("hma_hisparse_moriio") else set()
     known |= {"UMBPStoreConnector"} if release.has("hma_umbp") else set()

@@ -44,17 +44,21 @@ class Speculation:
         return self.method in methods
 
     def mixes_windows(self) -> bool:
-        """A dflash draft with both sliding-window and full layers (config/vllm.py: _dflash_needs_multi_kv_group)."""
+        """A dflash draft with both sliding-window and full layers (config/vllm.py:
+        _dflash_needs_multi_kv_group).
+        """
         kinds = self.draft.get("layer_types") or []
         sliding = sum(kind == "sliding_attention" for kind in kinds)
         return self.method == "dflash" and 0 < sliding < len(kinds)
 
 
 def resolve_speculation(args: EngineArgs, config: ModelConfig) -> Speculation:
-    """`SpeculativeConfig.__post_init__`, config/speculative.py:660-1010 (0.26.0), without loading the draft model.
+    """`SpeculativeConfig.__post_init__`, config/speculative.py:660-1010 (0.26.0), without loading the draft
+    model.
 
-    The method is the one given, else found from the draft's name, else 'draft_model'; every `*_mtp` is 'mtp'. Without
-    `num_speculative_tokens` an MTP model's own number of next-token layers counts. Raises InputError or RefusedError.
+    The method is the one given, else found from the draft's name, else 'draft_model'; every `*_mtp` is 'mtp'.
+    Without `num_speculative_tokens` an MTP model's own number of next-token layers counts. Raises InputError
+    or RefusedError.
     """
     given = args.other("speculative_config")
     if not given:
@@ -81,17 +85,28 @@ def resolve_speculation(args: EngineArgs, config: ModelConfig) -> Speculation:
             else "num_speculative_tokens was provided but without speculative model."
         )
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-        raise InputError(f"--speculative-config: num_speculative_tokens must be at least 1, not {tokens!r:.60}")
+        raise InputError(
+            f"--speculative-config: num_speculative_tokens must be at least 1, not {tokens!r:.60}"
+        )
     draft = config.facts.get("draft_config")
     return Speculation(
-        method=method, num_tokens=tokens, values=dict(given), draft=draft if isinstance(draft, Mapping) else {}
+        method=method,
+        num_tokens=tokens,
+        values=dict(given),
+        draft=draft if isinstance(draft, Mapping) else {},
     )
 
 
 def check_draft_slots(
-    speculation: Speculation, args: EngineArgs, max_num_batched_tokens: int, max_num_seqs: int, release: Release
+    speculation: Speculation,
+    args: EngineArgs,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    release: Release,
 ) -> None:
-    """`_set_max_num_scheduled_tokens`, config/vllm.py (0.19.0 to 0.32.0): a batch must have room beside its draft slots."""
+    """`_set_max_num_scheduled_tokens`, config/vllm.py (0.19.0 to 0.32.0): a batch must have room beside
+    its draft slots.
+    """
     if speculation.method is None or not release.has("draft_slots_refused"):
         return
     uses_draft_model = speculation.method == "draft_model"
@@ -100,15 +115,17 @@ def check_draft_slots(
         slots = tokens - (not uses_draft_model) if speculation.parallel_drafting else int(uses_draft_model)
         if max_num_batched_tokens <= slots:
             raise refuse(
-                "VllmConfig does not have enough slots to schedule a token and support the speculative decoding "
-                f"settings. Got max_num_batched_tokens={max_num_batched_tokens} and scheduled_token_delta={slots}."
+                "VllmConfig does not have enough slots to schedule a token and support the speculative "
+                f"decoding settings. Got max_num_batched_tokens={max_num_batched_tokens} and "
+                f"scheduled_token_delta={slots}."
             )
         return
     slots = (tokens - 1 if speculation.parallel_drafting else 0) + int(uses_draft_model)
     scheduled = args.other("max_num_scheduled_tokens", max_num_batched_tokens - slots * max_num_seqs)
     if scheduled <= 0:
         raise refuse(
-            f"max_num_scheduled_tokens is set to {scheduled} based on the speculative decoding settings, which does not "
-            "allow any tokens to be scheduled. Increase max_num_batched_tokens to accommodate the additional draft token "
-            "slots, or decrease num_speculative_tokens or max_num_seqs."
+            f"max_num_scheduled_tokens is set to {scheduled} based on the speculative decoding settings, "
+            "which does not allow any tokens to be scheduled. Increase max_num_batched_tokens to "
+            "accommodate the additional draft token slots, or decrease num_speculative_tokens or "
+            "max_num_seqs."
         )

@@ -1,7 +1,8 @@
 """Pasted start-up lines: what vLLM's own parser would read from them, and the line that a plan stands for.
 
-`vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, `docker run ... vllm/vllm-openai:vX ...`, with
-variables in front. Flags are read as `FlexibleArgumentParser` does (utils/argparse_utils.py, 0.19.0 to 0.33.0).
+`vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, `docker run ... vllm/vllm-openai:vX
+...`, with variables in front. Flags are read as `FlexibleArgumentParser` does (utils/argparse_utils.py,
+0.19.0 to 0.33.0).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,8 @@ class _Start:
 def parse_command_line(line: str | Sequence[str], *, release: Release | None = None) -> PastedCommand:
     """Reads pasted text, or words that a shell has split.
 
-    Flags are those of `release`; without it of the release that the image's tag names, else of the newest. Raises
-    InputError, which names the flag and the nearest real one where it is unknown.
+    Flags are those of `release`; without it of the release that the image's tag names, else of the newest.
+    Raises InputError, which names the flag and the nearest real one where it is unknown.
     """
     start = _find_start(line)
     if release is None:
@@ -95,7 +96,7 @@ def unmodelled_flags(args: EngineArgs, release: Release) -> tuple[Flag, ...]:
     return tuple(known[n] for n in given if n in known and known[n].effect == "unmodelled")
 
 
-# -- finding vLLM's part --------------------------------------------------------------------------------------------
+# -- finding vLLM's part -------------------------------------------------------------------------------------
 
 
 def _find_start(line: str | Sequence[str]) -> _Start:
@@ -108,8 +109,8 @@ def _find_start(line: str | Sequence[str]) -> _Start:
     starts = [start for command in commands if (start := _start(command)) is not None]
     if not starts:
         raise InputError(
-            "no vLLM start-up in the pasted text: it must hold `vllm serve MODEL ...`, "
-            "`python -m vllm.entrypoints.openai.api_server ...` or `docker run ... vllm/vllm-openai:vX ...`"
+            "no vLLM start-up in the pasted text: it must hold `vllm serve MODEL ...`, `python -m "
+            "vllm.entrypoints.openai.api_server ...` or `docker run ... vllm/vllm-openai:vX ...`"
         )
     if len(starts) > 1:
         raise InputError(f"the pasted text starts vLLM {len(starts)} times; paste one start-up")
@@ -156,11 +157,13 @@ def _entry(words: list[str]) -> list[str] | None:
     return None
 
 
-# -- vLLM's parser --------------------------------------------------------------------------------------------------
+# -- vLLM's parser -------------------------------------------------------------------------------------------
 
 
 def _parse(words: tuple[str, ...], release: Release, notes: list[str], *, serve: bool) -> dict[str, Any]:
-    """Flag values by name. `FlexibleArgumentParser.parse_args`: the last one counts, dotted keys become one JSON."""
+    """Flag values by name. `FlexibleArgumentParser.parse_args`: the last one counts, dotted keys become
+    one JSON.
+    """
     words = _with_config_file(words, release)
     values: dict[str, Any] = {}
     dotted: dict[str, tuple[Flag, dict[str, Any]]] = {}
@@ -236,7 +239,9 @@ def _known(word: str, flag: Flag | None) -> str:
     return word
 
 
-def _merge(dotted: dict[str, tuple[Flag, dict[str, Any]]], word: str, option: ParsedOption, text: str) -> None:
+def _merge(
+    dotted: dict[str, tuple[Flag, dict[str, Any]]], word: str, option: ParsedOption, text: str
+) -> None:
     """Dotted keys of one spelling add up to one object; a list grows (`recursive_dict_update`)."""
     value: Any
     if option.append:
@@ -264,7 +269,9 @@ def _update(target: dict[str, Any], update: Mapping[str, Any]) -> None:
 
 
 def _with_config_file(words: tuple[str, ...], release: Release) -> tuple[str, ...]:
-    """`--config FILE`: its entries stand before the flags of the line (`_pull_args_from_config`), so the line wins."""
+    """`--config FILE`: its entries stand before the flags of the line (`_pull_args_from_config`), so the
+    line wins.
+    """
     for index, word in enumerate(words):
         if word == "--config" or word.startswith("--config="):
             attached = word.partition("=")[2]
@@ -282,7 +289,9 @@ def _with_config_file(words: tuple[str, ...], release: Release) -> tuple[str, ..
 
 
 def _config_words(path: Path) -> list[str]:
-    """`load_config_file`: a flat YAML file as flags; true becomes the bare flag, false and empty lists nothing."""
+    """`load_config_file`: a flat YAML file as flags; true becomes the bare flag, false and empty lists
+    nothing.
+    """
     import yaml  # costs start-up time and few lines need it
 
     if path.suffix not in (".yaml", ".yml"):
@@ -317,13 +326,14 @@ def _lenient(args: EngineArgs) -> EngineArgs:
     return replace(args, others=others)
 
 
-# -- emission -------------------------------------------------------------------------------------------------------
+# -- emission ------------------------------------------------------------------------------------------------
 
 
 def emit_command_line(model: str, args: EngineArgs, release: Release) -> str:
     """The `vllm serve` line that `parse_command_line` reads back as `model` and `args` (usage 'server').
 
-    Only what differs from "not given" is written. Raises InputError for a flag that the release does not have.
+    Only what differs from "not given" is written. Raises InputError for a flag that the release does not
+    have.
     """
     words = [f"{name}={shlex.quote(value)}" for name, value in sorted(args.environment.items())]
     words += ["vllm", "serve", shlex.quote(model)]
@@ -354,7 +364,8 @@ def _emit(flag: Flag, value: Any) -> list[str]:
     if flag.kind == "bool_or_str" and value is True:
         return [option]
     if flag.kind == "list":
-        return [option, *_texts(value)] if value else []
+        texts = [str(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
+        return _pair(option, texts[0]) if len(texts) == 1 else [option, *texts] if texts else []
     if flag.kind == "append":
         return [word for item in value for word in _pair(option, str(item))]
     if flag.kind == "human_int_or_auto" and value == -1:
@@ -366,7 +377,3 @@ def _emit(flag: Flag, value: Any) -> list[str]:
 
 def _pair(option: str, text: str) -> list[str]:
     return [f"{option}={text}"] if _is_option(text) or text == "" else [option, text]
-
-
-def _texts(value: Any) -> Iterable[str]:
-    return (str(item) for item in (value if isinstance(value, (list, tuple)) else [value]))

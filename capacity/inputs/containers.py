@@ -13,11 +13,28 @@ ENGINES = ("docker", "podman", "nerdctl")
 _IMAGE = re.compile(r"(?:[\w.:-]+/)*vllm-openai(?:-\w+)?(?::(?P<tag>[\w.-]+))?(?:@sha256:\w+)?$")
 _VERSION = re.compile(r"v?(\d+\.\d+\.\d+(?:\.?(?:rc|post|dev)\d+)?)(?:[-+].*)?$")
 
-_NO_VALUE = frozenset({
-    "rm", "detach", "interactive", "tty", "privileged", "init", "read-only", "no-healthcheck", "oom-kill-disable",
-    "publish-all", "quiet", "replace", "sig-proxy", "disable-content-trust", "help",
-})  # fmt: skip
-"""Options of `docker run` without a value; all others take one (docs.docker.com/reference/cli/docker/container/run)."""
+_NO_VALUE = frozenset(
+    {
+        "rm",
+        "detach",
+        "interactive",
+        "tty",
+        "privileged",
+        "init",
+        "read-only",
+        "no-healthcheck",
+        "oom-kill-disable",
+        "publish-all",
+        "quiet",
+        "replace",
+        "sig-proxy",
+        "disable-content-trust",
+        "help",
+    }
+)
+"""Options of `docker run` without a value; all others take one
+(docs.docker.com/reference/cli/docker/container/run).
+"""
 
 _SHORT_NO_VALUE = frozenset("ditPq")
 
@@ -61,11 +78,10 @@ def read_run(words: Sequence[str]) -> Container:
         raise InputError("docker run: no image in the pasted line")
     image = rest.pop(0)
     match = _IMAGE.match(image)
-    tag = match["tag"] if match else image.rpartition(":")[2] if ":" in image.rpartition("/")[2] else None
-    version = _VERSION.match(tag or "")
+    version = _VERSION.match(match["tag"] or "") if match else None
     if version is None:
         notes.append(f"the image {image} does not say which vLLM it holds")
-    return Container(tuple(entrypoint + rest), environment, version[1] if version and match else None, tuple(notes))
+    return Container(tuple(entrypoint + rest), environment, version[1] if version else None, tuple(notes))
 
 
 def _option(rest: list[str]) -> tuple[str, str | None]:

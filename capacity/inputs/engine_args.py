@@ -1,7 +1,7 @@
 """vLLM's flags as values: typed, checked and put into `EngineArgs`; errors are one line that names the flag.
 
-What a flag takes is what vLLM's parser takes (`capacity/inputs/flags`, read from each release's arg_utils.py); text and
-Python values are both accepted. Bounds are those of vLLM's own config classes.
+What a flag takes is what vLLM's parser takes (`capacity/inputs/flags`, read from each release's
+arg_utils.py); text and Python values are both accepted. Bounds are those of vLLM's own config classes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,23 @@ _OWN = frozenset({"usage", "environment", "others", "allow_unmodelled"})
 
 _FIELDS = {f.name: f for f in fields(EngineArgs)}
 
-_AT_LEAST_ONE = frozenset({
-    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
-    "prefill_context_parallel_size", "max_num_batched_tokens", "max_num_seqs", "block_size", "num_gpu_blocks_override",
-    "kv_cache_memory_bytes",
-})  # fmt: skip
-"""config/parallel.py, config/scheduler.py, config/cache.py: Field(ge=1) or (gt=0); 0 blocks or bytes serve nothing."""
+_AT_LEAST_ONE = frozenset(
+    {
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "block_size",
+        "num_gpu_blocks_override",
+        "kv_cache_memory_bytes",
+    }
+)
+"""config/parallel.py, config/scheduler.py, config/cache.py: Field(ge=1) or (gt=0); 0 blocks or bytes serve
+nothing.
+"""
 
 _AT_LEAST_ZERO = frozenset({"max_cudagraph_capture_size"})
 
@@ -42,8 +53,9 @@ _AT_LEAST_ZERO = frozenset({"max_cudagraph_capture_size"})
 def parse_engine_args(values: Mapping[str, Any], *, release: Release | None = None) -> EngineArgs:
     """`EngineArgs` of flags given by their long names in snake case, as text or Python values.
 
-    Beside the flags: `usage` ('server' or 'offline'), `environment` (names to text), `allow_unmodelled` (flags that may
-    change memory in a way that is not modelled are an error without it). None means "not given". Raises InputError.
+    Beside the flags: `usage` ('server' or 'offline'), `environment` (names to text), `allow_unmodelled`
+    (flags that may change memory in a way that is not modelled are an error without it). None means "not
+    given". Raises InputError.
     """
     return merge_engine_args(None, values, release=release)
 
@@ -51,7 +63,9 @@ def parse_engine_args(values: Mapping[str, Any], *, release: Release | None = No
 def merge_engine_args(
     base: EngineArgs | None, values: Mapping[str, Any], *, release: Release | None = None
 ) -> EngineArgs:
-    """`base` (a pasted line) overridden by `values`; environments are merged, the later one wins. Raises InputError."""
+    """`base` (a pasted line) overridden by `values`; environments are merged, the later one wins. Raises
+    InputError.
+    """
     release = release or newest_release()
     known = flags_for(release)
     allow = bool(values.get("allow_unmodelled"))
@@ -85,7 +99,9 @@ def merge_engine_args(
 
 
 def coerce(flag: Flag, value: Any) -> Any:
-    """The value that vLLM's parser makes of `value`; None for its spellings of "not given". Raises InputError."""
+    """The value that vLLM's parser makes of `value`; None for its spellings of "not given". Raises
+    InputError.
+    """
     option = flag.aliases[0]
     special = _SPECIAL.get(flag.name)
     if special is not None:
@@ -107,7 +123,7 @@ def coerce(flag: Flag, value: Any) -> Any:
     return result
 
 
-# -- one value ------------------------------------------------------------------------------------------------------
+# -- one value -----------------------------------------------------------------------------------------------
 
 
 def _scalar(option: str, kind: str, value: Any) -> Any:
@@ -201,10 +217,18 @@ def _json_or_str(option: str, value: Any) -> Any:
 
 
 _READERS: dict[str, Callable[[str, Any], Any]] = {
-    "bool": _bool, "store_true": _bool, "bool_or_str": _bool_or_str, "int": _int, "human_int": _human_int,
-    "human_int_or_auto": _human_int_or_auto, "float": _float, "str": _str, "json": _json, "config": _json_object,
+    "bool": _bool,
+    "store_true": _bool,
+    "bool_or_str": _bool_or_str,
+    "int": _int,
+    "human_int": _human_int,
+    "human_int_or_auto": _human_int_or_auto,
+    "float": _float,
+    "str": _str,
+    "json": _json,
+    "config": _json_object,
     "json_or_str": _json_or_str,
-}  # fmt: skip
+}
 
 
 def _optimization_level(option: str, value: Any) -> int:
@@ -239,13 +263,16 @@ _SPECIAL: dict[str, Callable[[str, Any], Any]] = {
     "dtype": _str,
     "kv_cache_dtype": _str,
 }
-"""Flags whose values are checked where the release's rules are known, or that are read in a way of their own."""
+"""Flags whose values are checked where the release's rules are known, or that are read in a way of their
+own.
+"""
 
 
 def read_json(text: str) -> Any:
     """JSON of a command line. ValueError for anything else, for NaN and for what is too large or too deep.
 
-    Bare numbers may carry vLLM's suffixes (`_expand_json_human_readable_numbers`, engine/arg_utils.py:265-285, 0.26.0).
+    Bare numbers may carry vLLM's suffixes (`_expand_json_human_readable_numbers`,
+    engine/arg_utils.py:265-285, 0.26.0).
     """
     import re
 
@@ -283,7 +310,7 @@ def _depth_exceeds(value: Any, limit: int) -> bool:
     return True
 
 
-# -- all together ---------------------------------------------------------------------------------------------------
+# -- all together --------------------------------------------------------------------------------------------
 
 
 def _refuse_unmodelled(others: Mapping[str, Any], known: Mapping[str, Flag]) -> None:
@@ -291,8 +318,8 @@ def _refuse_unmodelled(others: Mapping[str, Any], known: Mapping[str, Flag]) -> 
         flag = known.get(name)
         if flag is not None and flag.effect == "unmodelled" and value is not False:
             raise InputError(
-                f"{flag.aliases[0]} may change memory in a way that is not modelled ({flag.reason}); leave it out, or pass "
-                "--allow-unmodelled to plan without it"
+                f"{flag.aliases[0]} may change memory in a way that is not modelled ({flag.reason}); leave "
+                "it out, or pass --allow-unmodelled to plan without it"
             )
 
 
@@ -319,7 +346,9 @@ def _check_bounds(direct: Mapping[str, Any]) -> None:
         raise InputError(f"--gpu-memory-utilization must be above 0 and at most 1, not {utilization:g}")
     mode = direct.get("performance_mode")
     if mode is not None and mode not in ("balanced", "interactivity", "throughput"):
-        raise InputError(f"--performance-mode must be balanced, interactivity or throughput, not {mode!r:.40}")
+        raise InputError(
+            f"--performance-mode must be balanced, interactivity or throughput, not {mode!r:.40}"
+        )
 
 
 def _unknown(name: str, release: Release) -> str:

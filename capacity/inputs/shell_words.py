@@ -1,7 +1,7 @@
 """Splits pasted shell text into commands and words, as far as start-up lines in guides and issues need it.
 
-Knows quotes, escapes, comments, line ends that are escaped, `;`, `&&`, pipes, redirections, `export`, assignments and
-`$NAME` of a variable that was set before. Runs nothing: command substitution is refused.
+Knows quotes, escapes, comments, line ends that are escaped, `;`, `&&`, pipes, redirections, `export`,
+assignments and `$NAME` of a variable that was set before. Runs nothing: command substitution is refused.
 """
 
 from __future__ import annotations
@@ -55,12 +55,8 @@ def _assignments(words: list[str], exported: dict[str, str]) -> Command:
         word = words[0]
         if _ASSIGNMENT.match(word):
             name, _, value = word.partition("=")
-            environment[name] = value.rstrip(";")
-        elif word == "env" or word == "export":
-            pass
-        elif word in ("-S", "--") and environment:
-            pass
-        else:
+            environment[name] = value
+        elif word not in ("env", "export"):
             break
         words.pop(0)
     return Command(tuple(words), environment)

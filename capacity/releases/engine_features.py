@@ -1,7 +1,7 @@
 """Release differences of the engine configuration: defaults, model runner, scheduling, CUDA graph sizes.
 
-Rows of the same table as `features.py`; every name is asked for by `engine_defaults`. The first and last release of each
-were read off the named function of every wheel from 0.19.0 to 0.33.0.
+Rows of the same table as `features.py`; every name is asked for by `engine_defaults`. The first and last
+release of each were read off the named function of every wheel from 0.19.0 to 0.33.0.
 """
 
 from __future__ import annotations
@@ -19,29 +19,34 @@ _CACHE_DTYPE = "config/cache.py: CacheDType"
 ENGINE_FEATURES: tuple[Feature, ...] = (
     # -- tokens a batch and sequences
     Feature("batched_dp_tokens_256", "0.20.0", None, "engine/arg_utils.py: use_batched_dp_moe",
-            "256 tokens a batch by default with DeepEP low-latency or NIXL expert parallelism over data parallelism"),
+            "256 tokens a batch by default with DeepEP low-latency or NIXL expert parallelism over data "
+            "parallelism"),
     Feature("prefix_lm_item_floor", "0.22.0", None, "engine/arg_utils.py: _get_min_mm_batched_tokens",
             "the default tokens a batch are raised to the largest item of a multimodal prefix-LM"),
     Feature("gb10_small_tier", "0.33.0", None, "engine/arg_utils.py: get_batch_defaults",
             "compute capability 12.1 (GB10) takes the defaults of small devices"),
-    Feature("long_prefill_threshold_always_checked", "0.27.0", None, "config/scheduler.py: verify_max_model_len",
+    Feature("long_prefill_threshold_always_checked", "0.27.0", None,
+            "config/scheduler.py: verify_max_model_len",
             "long_prefill_token_threshold above max_model_len is refused whatever the partial prefills"),
     # -- lengths and dtypes
     Feature("yarn_scales_max_len", None, "0.29.0", "config/model.py: _get_and_verify_max_len",
-            "with YaRN the derived length is original_max_position_embeddings x factor; later max_position_embeddings"),
+            "with YaRN the derived length is original_max_position_embeddings x factor; later "
+            "max_position_embeddings"),
     Feature("max_len_limited_by_draft", "0.33.0", None, "config/vllm.py: _limit_max_model_len_to_draft",
             "the target's max_model_len is lowered to a shorter draft model's"),
     Feature("plamo2_refuses_float16", None, "0.26.0", "config/model.py: _FLOAT16_NOT_SUPPORTED_MODELS",
             "plamo2 is in the list of models that float16 is refused for"),
     Feature("kv_scheme_overrides_dtype", None, "0.21.0", "layers/attention/attention.py: Attention.__init__",
-            "a compressed-tensors kv_cache_scheme makes the cache fp8 even where another dtype was asked for"),
+            "a compressed-tensors kv_cache_scheme makes the cache fp8 even where another dtype was asked "
+            "for"),
     Feature("kv_dtype_mismatch_refused", "0.33.0", None, "config/vllm.py: _reject_mismatched_float_kv_cache",
             "a float16 or bfloat16 cache must be the model's own dtype"),
     Feature("dsa_fp8_cache_on_sm10x", "0.32.0", None, "models/config.py: GlmMoeDsaForCausalLM",
             "GLM-5 sparse attention caches in fp8 by default on SM10x"),
     Feature("glm5_next_fp8_cache_on_sm10x", "0.33.0", None, "models/config.py: Glm5NextModelConfig",
             "GLM-5-Next sparse attention caches in fp8 by default on SM10x"),
-    Feature("modelopt_nvfp4_cache", "0.20.0", None, "utils/torch_utils.py: MODELOPT_TO_VLLM_KV_CACHE_DTYPE_MAP",
+    Feature("modelopt_nvfp4_cache", "0.20.0", None,
+            "utils/torch_utils.py: MODELOPT_TO_VLLM_KV_CACHE_DTYPE_MAP",
             "a ModelOpt checkpoint may ask for an nvfp4 cache"),
     Feature("kv_dtypes_0_20", "0.20.0", None, _CACHE_DTYPE,
             "cache dtypes turboquant_*, *_per_token_head and nvfp4 exist"),
@@ -56,7 +61,8 @@ ENGINE_FEATURES: tuple[Feature, ...] = (
             "Gemma 4 with two head sizes runs on FlashAttention 4 where it can; before, on TRITON_ATTN"),
     # -- layouts
     Feature("pcp_layouts", "0.26.0", None, "config/parallel.py: _validate_parallel_config",
-            "decode context parallelism may span prefill context parallelism; the message for tp % dcp changed"),
+            "decode context parallelism may span prefill context parallelism; the message for tp % dcp "
+            "changed"),
     Feature("pcp_refuses_dp", "0.26.0", "0.29.0", "config/parallel.py: _validate_parallel_config",
             "prefill context parallelism together with data parallelism is refused"),
     Feature("pcp_refuses_dp_on_cuda", "0.30.0", "0.30.0", "platforms/cuda.py: check_and_update_config",
@@ -69,7 +75,8 @@ ENGINE_FEATURES: tuple[Feature, ...] = (
     Feature("mamba_align_with_speculation", "0.20.0", "0.21.0", "models/config.py: MambaModelConfig",
             "with speculation, 'align' instead of 'all' even where the model supports 'all'"),
     Feature("mamba_default_align", "0.28.0", None, "models/config.py: MambaModelConfig",
-            "mamba cache mode is 'align' by default with prefix caching; before, 'all' where the model supports it"),
+            "mamba cache mode is 'align' by default with prefix caching; before, 'all' where the model "
+            "supports it"),
     Feature("mamba_dtype_bfloat16", "0.22.0", None, "config/cache.py: MambaDType",
             "mamba cache dtype bfloat16 exists"),
     Feature("kv_events_disable_hybrid_manager", None, "0.19.1", _POST_INIT,
@@ -105,7 +112,8 @@ ENGINE_FEATURES: tuple[Feature, ...] = (
     Feature("v2_list_moe", "0.24.0", "0.28.0", _DEFAULT_V2,
             "the list of V2 architectures has DeepSeek-V2, Qwen2-MoE and Granite-MoE"),
     Feature("v2_dense", "0.25.0", "0.28.0", _DEFAULT_V2,
-            "V2 by default: every generate model that is not hybrid, attention-free or mixture of experts, plus the list"),
+            "V2 by default: every generate model that is not hybrid, attention-free or mixture of experts, "
+            "plus the list"),
     Feature("v2_list_inkling_longcat", "0.26.0", "0.28.0", _DEFAULT_V2,
             "the list of V2 architectures has Inkling and LongCat-Flash-Ngram"),
     Feature("v2_list_kimi_k3", "0.27.0", "0.28.0", _DEFAULT_V2,
@@ -120,7 +128,8 @@ ENGINE_FEATURES: tuple[Feature, ...] = (
     Feature("pcp_forces_v2", "0.27.0", "0.28.0", _RUNNER, "prefill context parallelism runs on V2"),
     Feature("v1_refusals", "0.29.0", None, "config/vllm.py: _validate_v1_model_runner",
             "what V1 refuses is listed"),
-    Feature("v1_refuses_async_pp", "0.31.0", None, "config/vllm.py: _get_v1_model_runner_unsupported_features",
+    Feature("v1_refuses_async_pp", "0.31.0", None,
+            "config/vllm.py: _get_v1_model_runner_unsupported_features",
             "V1 refuses pipeline stages with async scheduling"),
     Feature("v2_validated", "0.20.0", None, _V2_REFUSES,
             "what V2 does not support is refused when it is forced"),
@@ -199,28 +208,34 @@ ENGINE_FEATURES: tuple[Feature, ...] = (
             "breakable graphs are on by default for DeepSeek-V4.1, GLM-5-Next, Qwen4-Exp"),
     Feature("breakable_0_33", "0.33.0", None, _BREAKABLE,
             "breakable graphs are on by default for AliceAI, Beam, MuseSpark, Step5"),
-    Feature("without_piecewise_falls_to_full_decode", "0.30.0", None, "config/vllm.py: _normalize_piecewise_cudagraph_mode",
+    Feature("without_piecewise_falls_to_full_decode", "0.30.0", None,
+            "config/vllm.py: _normalize_piecewise_cudagraph_mode",
             "FULL_AND_PIECEWISE without compilation becomes FULL_DECODE_ONLY; before, NONE"),
     Feature("sequence_parallel_pass", None, "0.31.0", _SIZES,
             "the pass enable_sp exists: capture sizes are rounded to multiples of tp"),
-    Feature("stock_compile_without_graphs", "0.32.0", None, "config/vllm.py: _disable_cudagraphs_for_v2_stock_torch_compile",
+    Feature("stock_compile_without_graphs", "0.32.0", None,
+            "config/vllm.py: _disable_cudagraphs_for_v2_stock_torch_compile",
             "STOCK_TORCH_COMPILE captures no CUDA graphs"),
     Feature("moonep_without_graphs", "0.31.0", None, _POST_INIT,
             "the moonep all2all backend captures no CUDA graphs"),
     Feature("longcat_full_graphs", "0.26.0", None, "models/config.py: LongcatFlashNgramForCausalLMConfig",
             "LongCat-Flash-Ngram: not compiled, FULL graphs"),
-    Feature("dynamic_speculation_piecewise", "0.24.0", None, "config/vllm.py: _maybe_override_dynamic_sd_cudagraph_mode",
+    Feature("dynamic_speculation_piecewise", "0.24.0", None,
+            "config/vllm.py: _maybe_override_dynamic_sd_cudagraph_mode",
             "dynamic speculative decoding on V1 captures PIECEWISE only"),
     Feature("size_of_token_limit", "0.20.1", None, _SIZES,
             "max_num_batched_tokens is a capture size where it fits"),
     Feature("sizes_of_uniform_decode", "0.29.0", None, _SIZES,
             "with speculation, sizes of whole decode batches are added"),
     Feature("size_of_max_num_seqs", "0.31.0", None, _SIZES, "max_num_seqs is a capture size where it fits"),
-    Feature("sizes_rounded_on_v1_only", "0.25.0", None, "config/compilation.py: resolve_cudagraph_mode_and_sizes",
-            "with speculation, sizes are rounded to whole decode batches on V1 only; before, on both runners"),
+    Feature("sizes_rounded_on_v1_only", "0.25.0", None,
+            "config/compilation.py: resolve_cudagraph_mode_and_sizes",
+            "with speculation, sizes are rounded to whole decode batches on V1 only; before, on both "
+            "runners"),
     Feature("triton_mla_graphs", "0.22.0", None, "v1/attention/backends/mla/triton_mla.py",
             "TRITON_MLA can be captured in full graphs"),
-    Feature("flashinfer_xqa_uniform_graphs", "0.30.0", None, "v1/attention/backends/flashinfer.py: get_cudagraph_support",
+    Feature("flashinfer_xqa_uniform_graphs", "0.30.0", None,
+            "v1/attention/backends/flashinfer.py: get_cudagraph_support",
             "FLASHINFER captures uniform batches on SM90 and SM12x; before, on SM10x only"),
     Feature("flash_attention_4_always_graphs", "0.33.0", None, "v1/attention/backends/flash_attn.py",
             "FlashAttention 4 captures every batch; before, uniform batches"),

@@ -14,8 +14,8 @@ from vllm_capacity.architecture.modules import (
     Attention,
     DenseMLP,
     LayerGroup,
-    MixtureOfExperts,
     Mixer,
+    MixtureOfExperts,
     MultiHeadLatentAttention,
     StateSpace,
     StateSpaceKind,
@@ -38,7 +38,11 @@ VECTORS = Path(__file__).parents[1] / "data" / "engine" / "vectors.json"
 
 def device(name: str, gib: int, capability: tuple[int, int]) -> Device:
     return Device(
-        name=name, cuda_total_bytes=gib * GIB, nvml_total_bytes=gib * GIB, compute_capability=capability, num_sms=100
+        name=name,
+        cuda_total_bytes=gib * GIB,
+        nvml_total_bytes=gib * GIB,
+        compute_capability=capability,
+        num_sms=100,
     )
 
 
@@ -66,9 +70,16 @@ def architecture(*mixers: Mixer, experts: int = 0, **facts: Any) -> Architecture
         for i, mixer in enumerate(mixers or (ATTENTION,))
     )
     return Architecture(
-        name="Test", family="test", hidden_size=64, vocab_size=128, num_hidden_layers=len(groups), layers=groups,
-        outside=(), dtype="bfloat16", **facts,
-    )  # fmt: skip
+        name="Test",
+        family="test",
+        hidden_size=64,
+        vocab_size=128,
+        num_hidden_layers=len(groups),
+        layers=groups,
+        outside=(),
+        dtype="bfloat16",
+        **facts,
+    )
 
 
 def config(text: dict[str, Any] | None = None, arch: str = "LlamaForCausalLM", **facts: Any) -> ModelConfig:
@@ -99,7 +110,9 @@ def cases(kind: str) -> list[Any]:
 
 
 def test_vectors_cover_every_release() -> None:
-    assert set(vectors("batch")) == set(vectors("sizes")) == set(vectors("length")) == set(supported_releases())
+    assert (
+        set(vectors("batch")) == set(vectors("sizes")) == set(vectors("length")) == set(supported_releases())
+    )
     assert min(vectors("runner"), key=version_key) == "0.22.0"
 
 
@@ -110,9 +123,15 @@ def test_batch_sizes(release: Release, rows: tuple[tuple[Any, Any], ...]) -> Non
             usage=usage, performance_mode=mode, max_num_batched_tokens=tokens, max_num_seqs=seqs
         )
         got = resolve_batch_sizes(
-            args, config(), architecture(), DEVICES[name], release, max_model_len=length, chunked_prefill=chunked,
+            args,
+            config(),
+            architecture(),
+            DEVICES[name],
+            release,
+            max_model_len=length,
+            chunked_prefill=chunked,
             batched_dp_moe=batched and release.has("batched_dp_tokens_256"),
-        )  # fmt: skip
+        )
         assert list(got) == expected, (name, usage, mode, length, chunked, batched, tokens, seqs)
 
 
@@ -158,28 +177,45 @@ def test_model_runner(release: Release, rows: tuple[tuple[Any, Any], ...]) -> No
             mixers = (STATE, ATTENTION)
         elif model.get("free"):
             mixers = (STATE,)
-        built = architecture(*mixers, experts=4 if model.get("moe") else 0, is_multimodal=bool(model.get("mm")))
+        built = architecture(
+            *mixers, experts=4 if model.get("moe") else 0, is_multimodal=bool(model.get("mm"))
+        )
         quantised = MappingProxyType({"quant_method": "fp8"}) if model.get("quantised") else None
         others = {
-            "enable_dbo": feature.get("dbo"), "enable_elastic_ep": feature.get("elastic"),
-            "enable_return_routed_experts": feature.get("routed"), "enable_prompt_embeds": feature.get("embeds"),
-            "kv_sharing_fast_prefill": feature.get("fast"), "ec_transfer_config": feature.get("ec"),
-            "logprobs_mode": feature.get("logprobs"), "logits_processors": feature.get("processors"),
+            "enable_dbo": feature.get("dbo"),
+            "enable_elastic_ep": feature.get("elastic"),
+            "enable_return_routed_experts": feature.get("routed"),
+            "enable_prompt_embeds": feature.get("embeds"),
+            "kv_sharing_fast_prefill": feature.get("fast"),
+            "ec_transfer_config": feature.get("ec"),
+            "logprobs_mode": feature.get("logprobs"),
+            "logits_processors": feature.get("processors"),
             "distributed_executor_backend": "external_launcher" if feature.get("external") else None,
-        }  # fmt: skip
+        }
         args = EngineArgs(
-            pipeline_parallel_size=feature.get("pp", 1), prefill_context_parallel_size=feature.get("pcp", 1), others=others
+            pipeline_parallel_size=feature.get("pp", 1),
+            prefill_context_parallel_size=feature.get("pcp", 1),
+            others=others,
         )
         method = feature.get("method")
         speculation = Speculation(
-            method=method, num_tokens=1 if method else 0, values={"parallel_drafting": feature.get("parallel_drafting")}
+            method=method,
+            num_tokens=1 if method else 0,
+            values={"parallel_drafting": feature.get("parallel_drafting")},
         )
         try:
             got = resolve_runner(
-                args, config(arch=model["arch"], quantization=quantised), built, DEVICES["H200"], release,
-                pooling=bool(model.get("pooling")), speculation=speculation, mamba_cache_mode=feature.get("mamba", "none"),
-                compilation_mode="STOCK_TORCH_COMPILE" if feature.get("stock") else None, graphs=None,
-            )  # fmt: skip
+                args,
+                config(arch=model["arch"], quantization=quantised),
+                built,
+                DEVICES["H200"],
+                release,
+                pooling=bool(model.get("pooling")),
+                speculation=speculation,
+                mamba_cache_mode=feature.get("mamba", "none"),
+                compilation_mode="STOCK_TORCH_COMPILE" if feature.get("stock") else None,
+                graphs=None,
+            )
         except RefusedError as error:
             got = "V2" if "V2" in str(error).partition("does not")[0] else "V1"
         assert (got == "V2") is expected, (model, feature)

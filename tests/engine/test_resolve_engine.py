@@ -47,13 +47,19 @@ def changed(model: str, **text: Any) -> ModelConfig:
     return replace(config, text={**config.text, **text})
 
 
-@pytest.mark.parametrize("row", EXACT, ids=lambda r: f"{r[0].split('/')[-1]}-tp{r[1]}pp{r[2]}{'ep' if r[3] else ''}{r[4]}")
+@pytest.mark.parametrize(
+    "row", EXACT, ids=lambda r: f"{r[0].split('/')[-1]}-tp{r[1]}pp{r[2]}{'ep' if r[3] else ''}{r[4]}"
+)
 def test_engine_equals_vllm_0_26_0(row: list[Any]) -> None:
     model, tp, pp, ep, kv_cache_dtype, length, tokens, seqs, runner, backends = row
     engine = resolve(
-        model, tensor_parallel_size=tp, pipeline_parallel_size=pp, enable_expert_parallel=ep, max_model_len=length,
+        model,
+        tensor_parallel_size=tp,
+        pipeline_parallel_size=pp,
+        enable_expert_parallel=ep,
+        max_model_len=length,
         kv_cache_dtype=kv_cache_dtype,
-    )  # fmt: skip
+    )
     assert (engine.max_num_batched_tokens, engine.max_num_seqs) == (tokens, seqs)
     assert engine.model_runner == runner
     assert sorted(engine.attention_backends) == sorted(backends)
@@ -75,7 +81,9 @@ def test_engine_equals_the_worker_of_recorded_starts(run: dict[str, Any]) -> Non
 
 
 def test_graph_sizes_of_a_public_start_with_speculation() -> None:
-    """vllm-project/vllm#46462: PIECEWISE=38 (largest=336), FULL=22 (largest=168): 24 sequences of 1 + 6 tokens on V1."""
+    """vllm-project/vllm#46462: PIECEWISE=38 (largest=336), FULL=22 (largest=168): 24 sequences of 1 + 6
+    tokens on V1.
+    """
     engine = resolve(
         "Qwen/Qwen3-30B-A3B", vllm="0.20.2", max_num_seqs=24,
         speculative_config={"method": "dflash", "model": "draft", "num_speculative_tokens": 6},
@@ -86,7 +94,9 @@ def test_graph_sizes_of_a_public_start_with_speculation() -> None:
     assert (len(full), full[-1]) == (22, 168)
 
 
-@pytest.mark.parametrize(("seqs", "count", "largest"), [(1024, 51, 512), (256, 51, 512), (128, 35, 256), (64, 19, 128), (1, 2, 2)])
+@pytest.mark.parametrize(
+    ("seqs", "count", "largest"), [(1024, 51, 512), (256, 51, 512), (128, 35, 256), (64, 19, 128), (1, 2, 2)]
+)
 def test_number_of_graph_sizes(seqs: int, count: int, largest: int) -> None:
     """_set_cudagraph_sizes of 0.26.0, evaluated for these limits with 8,192 tokens a batch."""
     sizes = resolve(max_num_seqs=seqs).cudagraph_capture_sizes
@@ -100,12 +110,12 @@ def test_gpt_oss_captures_up_to_1024_tokens() -> None:
     assert resolve("openai/gpt-oss-20b", max_cudagraph_capture_size=64).cudagraph_capture_sizes[-1] == 64
 
 
-# -- dtype ----------------------------------------------------------------------------------------------------------
+# -- dtype ---------------------------------------------------------------------------------------------------
 
 
 def test_bfloat16_checkpoint_runs_in_float16_before_ampere() -> None:
     assert resolve(device=T4, max_model_len=2048).dtype == "float16"
-    with pytest.raises(RefusedError, match="Bfloat16 is only supported on GPUs with compute capability of at least 8.0"):
+    with pytest.raises(RefusedError, match=r"GPUs with compute capability of at least 8\.0"):
         resolve(device=T4, dtype="bfloat16")
 
 
@@ -121,7 +131,7 @@ def test_gemma_refuses_float16() -> None:
         resolve("google/gemma-2-9b-it", dtype="half")
 
 
-# -- KV cache dtype -------------------------------------------------------------------------------------------------
+# -- KV cache dtype ------------------------------------------------------------------------------------------
 
 
 def with_quantisation(block: dict[str, Any]) -> ModelConfig:
@@ -132,7 +142,10 @@ def test_modelopt_checkpoints_bring_their_cache_dtype() -> None:
     fp8 = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
     engine = resolve(with_quantisation(fp8))
     assert (engine.kv_cache_dtype, engine.kv_dtype) == ("fp8_e4m3", "uint8")
-    static = {"quant_method": "modelopt", "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}
+    static = {
+        "quant_method": "modelopt",
+        "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+    }
     assert resolve(with_quantisation(static)).kv_cache_dtype == "fp8_e4m3"
     assert resolve(with_quantisation(fp8), kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
 
@@ -141,7 +154,9 @@ def test_compressed_tensors_scheme_makes_the_cache_fp8() -> None:
     scheme = {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
     assert resolve(with_quantisation(scheme)).kv_cache_dtype == "fp8"
     assert resolve(with_quantisation(scheme), kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
-    assert resolve(with_quantisation(scheme), vllm="0.20.0", kv_cache_dtype="bfloat16").kv_cache_dtype == "fp8"
+    assert (
+        resolve(with_quantisation(scheme), vllm="0.20.0", kv_cache_dtype="bfloat16").kv_cache_dtype == "fp8"
+    )
 
 
 def test_cache_dtype_of_another_release_is_refused() -> None:
@@ -156,7 +171,7 @@ def test_mismatched_cache_dtype_is_refused_since_0_33() -> None:
         resolve(vllm="0.33.0", kv_cache_dtype="float16")
 
 
-# -- lengths --------------------------------------------------------------------------------------------------------
+# -- lengths -------------------------------------------------------------------------------------------------
 
 
 def test_length_comes_from_the_config() -> None:
@@ -167,13 +182,15 @@ def test_length_comes_from_the_config() -> None:
 
 
 def test_too_long_is_refused_unless_allowed() -> None:
-    with pytest.raises(RefusedError, match=r"User-specified max_model_len \(200000\) is greater than the derived"):
+    with pytest.raises(
+        RefusedError, match=r"User-specified max_model_len \(200000\) is greater than the derived"
+    ):
         resolve(max_model_len=200000)
     allowed = resolve(max_model_len=200000, environment={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"})
     assert allowed.max_model_len == 200000
 
 
-# -- batches --------------------------------------------------------------------------------------------------------
+# -- batches -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -197,14 +214,17 @@ def test_deepep_low_latency_takes_256_tokens() -> None:
 
 
 def test_batch_below_sequences_is_refused() -> None:
-    with pytest.raises(RefusedError, match=r"max_num_batched_tokens \(16\) must be greater than or equal to max_num_seqs \(32\)"):
+    with pytest.raises(
+        RefusedError,
+        match=r"max_num_batched_tokens \(16\) must be greater than or equal to max_num_seqs \(32\)",
+    ):
         resolve(max_num_batched_tokens=16, max_num_seqs=32)
     with pytest.raises(RefusedError, match="is smaller than max_model_len"):
         resolve(max_num_batched_tokens=2048, enable_chunked_prefill=False)
     assert resolve(enable_chunked_prefill=False).max_num_batched_tokens == 131072
 
 
-# -- scheduling -----------------------------------------------------------------------------------------------------
+# -- scheduling ----------------------------------------------------------------------------------------------
 
 
 def test_prefix_caching_of_hybrid_models_by_release() -> None:
@@ -249,7 +269,7 @@ def test_kv_connectors_and_the_hybrid_manager() -> None:
     assert not resolve().hybrid_kv_cache_manager_disabled
 
 
-# -- runner, compilation --------------------------------------------------------------------------------------------
+# -- runner, compilation -------------------------------------------------------------------------------------
 
 
 def test_forced_runner() -> None:
@@ -280,7 +300,9 @@ def test_piecewise_graphs_need_compilation() -> None:
 def test_full_graphs_depend_on_the_backend() -> None:
     full = {"cudagraph_mode": "full"}
     assert resolve(compilation_config=full).cudagraph_mode == "FULL"
-    assert resolve(compilation_config=full, device=L4, max_model_len=4096).cudagraph_mode == "FULL_AND_PIECEWISE"
+    assert (
+        resolve(compilation_config=full, device=L4, max_model_len=4096).cudagraph_mode == "FULL_AND_PIECEWISE"
+    )
 
 
 def test_pooling_models_capture_piecewise_only() -> None:
@@ -297,26 +319,53 @@ def test_sizes_given_twice_are_refused() -> None:
         resolve(cudagraph_capture_sizes=[1, 4], max_cudagraph_capture_size=8)
 
 
-# -- layouts --------------------------------------------------------------------------------------------------------
+# -- layouts -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("flags", "vllm", "message"),
     [
-        ({"tensor_parallel_size": 3}, "0.26.0", "Total number of attention heads (32) must be divisible by tensor parallel size (3)."),
-        ({"tensor_parallel_size": 4, "decode_context_parallel_size": 3}, "0.26.0", "tp_size=4 must be divisible by dcp_size=3."),
-        ({"tensor_parallel_size": 4, "decode_context_parallel_size": 3}, "0.25.1", "tp_size=4 must be divisible bydcp_size=3."),
-        ({"tensor_parallel_size": 8, "decode_context_parallel_size": 2}, "0.26.0",
-         "tensor parallel size 8 must be greater than total num kv heads 8 when enable decode context parallel for GQA/MQA"),
-        ({"tensor_parallel_size": 16, "decode_context_parallel_size": 4}, "0.33.0",
-         "`--decode-context-parallel-size` (4) exceeds the maximum supported value (2) for `--tensor-parallel-size` (16) and 8 "
-         "model KV heads."),
-        ({"prefill_context_parallel_size": 2, "data_parallel_size": 2}, "0.26.0", "PCP does not support data parallelism yet."),
-        ({"enable_expert_parallel": True}, "0.26.0",
-         "Number of experts in the model must be greater than 0 when expert parallelism is enabled."),
+        (
+            {"tensor_parallel_size": 3},
+            "0.26.0",
+            "Total number of attention heads (32) must be divisible by tensor parallel size (3).",
+        ),
+        (
+            {"tensor_parallel_size": 4, "decode_context_parallel_size": 3},
+            "0.26.0",
+            "tp_size=4 must be divisible by dcp_size=3.",
+        ),
+        (
+            {"tensor_parallel_size": 4, "decode_context_parallel_size": 3},
+            "0.25.1",
+            "tp_size=4 must be divisible bydcp_size=3.",
+        ),
+        (
+            {"tensor_parallel_size": 8, "decode_context_parallel_size": 2},
+            "0.26.0",
+            "tensor parallel size 8 must be greater than total num kv heads 8 when enable decode context "
+            "parallel for GQA/MQA",
+        ),
+        (
+            {"tensor_parallel_size": 16, "decode_context_parallel_size": 4},
+            "0.33.0",
+            "`--decode-context-parallel-size` (4) exceeds the maximum supported value (2) for "
+            "`--tensor-parallel-size` (16) and 8 "
+            "model KV heads.",
+        ),
+        (
+            {"prefill_context_parallel_size": 2, "data_parallel_size": 2},
+            "0.26.0",
+            "PCP does not support data parallelism yet.",
+        ),
+        (
+            {"enable_expert_parallel": True},
+            "0.26.0",
+            "Number of experts in the model must be greater than 0 when expert parallelism is enabled.",
+        ),
         ({"enable_eplb": True}, "0.26.0", "enable_expert_parallel must be True to use EPLB."),
     ],
-)  # fmt: skip
+)
 def test_invalid_layouts_have_vllms_reason(flags: dict[str, Any], vllm: str, message: str) -> None:
     with pytest.raises(RefusedError) as error:
         resolve(vllm=vllm, **flags)
@@ -346,6 +395,13 @@ def test_gemma4_video_raises_the_batch_of_small_gpus() -> None:
     built = replace(build_architecture(config, get_release("0.26.0")), is_multimodal=True)
     for vllm, expected in [("0.21.0", 2048), ("0.26.0", 2496)]:
         tokens, _ = resolve_batch_sizes(
-            EngineArgs(), config, built, L4, get_release(vllm), max_model_len=32768, chunked_prefill=True, batched_dp_moe=False
+            EngineArgs(),
+            config,
+            built,
+            L4,
+            get_release(vllm),
+            max_model_len=32768,
+            chunked_prefill=True,
+            batched_dp_moe=False,
         )
         assert tokens == expected
