@@ -9,6 +9,9 @@ whose arguments include the rank's whole vocabulary matrix.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from vllm_capacity.activations.layers import l2_flush
 from vllm_capacity.activations.live import Phase, Sizes, phase, transient
 from vllm_capacity.context import RankContext
@@ -18,6 +21,9 @@ SOURCE = (
     "torch/_inductor/standalone_compile.py: autotune_at_compile_time; "
     "codegen/wrapper.py: generate_example_arg_value"
 )
+
+RECORDED_TORCH = ("2.10", "2.11")
+"""PyTorch releases whose peaks are recorded; whether later ones time variants of the fused kernel is not."""
 
 
 def compiles_embedding(ctx: RankContext) -> bool:
@@ -30,48 +36,70 @@ def compiles_embedding(ctx: RankContext) -> bool:
 
 
 def compile_phase(ctx: RankContext, sizes: Sizes) -> Phase | None:
-    """Example arguments of the first kernel of the first piece.
-
-    On one GPU the lookup and the first norm are one kernel: ids, vocabulary matrix, norm weight, residual and
-    normed output. With tensor parallelism the all-reduce stands between them: ids, the rank's rows and one
-    output, and the kernel has variants to time, for which the benchmarker allocates its L2 buffer.
-    """
+    """Example arguments of the first kernel of the first piece; None where the graph looks nothing up."""
     if not compiles_embedding(ctx):
         return None
-    rows = sizes.padded_vocab // sizes.tp
+    return phase("compile", example_arguments(ctx, sizes), warm_bytes=0)
+
+
+def draft_compile_phase(ctx: RankContext, sizes: Sizes, alive: tuple[MemoryTerm, ...]) -> Phase | None:
+    """The same for a draft model that looks ids up itself, compiled in the profile run after the target ran."""
+    given = ctx.engine.args.other("speculative_config")
+    method = str(given.get("method") or "") if isinstance(given, Mapping) else ""
+    with_model = method.startswith(("eagle", "draft")) or method.endswith("mtp")
+    if not (with_model and ctx.engine.compiled and ctx.is_last_stage) or ctx.architecture.is_multimodal:
+        return None
+    examples = tuple(replace(t, low=0) for t in example_arguments(ctx, sizes))
+    target = transient(
+        "final_hidden_states",
+        "tokens * hidden * el",
+        "the target's output, which the draft reads",
+        tokens=sizes.tokens,
+        hidden=sizes.hidden,
+        el=sizes.el,
+    )
+    warm = sum([t.n_bytes for t in (*alive, target)])
+    return phase("draft compile", (*alive, target, *examples), warm_bytes=warm)
+
+
+def example_arguments(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
+    """What the embedding kernel is timed on.
+
+    On one GPU the lookup and the first norm are one kernel: ids, vocabulary matrix, norm weight, residual and
+    normed output; recorded with torch 2.10 and 2.11 it has no variants to time. With tensor parallelism the
+    all-reduce stands between the two: ids, the rank's rows and one output, and the kernel has variants, for
+    which the benchmarker allocates its L2 buffer.
+    """
     table = transient(
         "autotune_vocabulary",
         "rows * hidden * el",
         SOURCE,
         note="example argument of the embedding kernel",
-        rows=rows,
+        rows=sizes.padded_vocab // sizes.tp,
         hidden=sizes.hidden,
         el=sizes.el,
     )
-    others: tuple[MemoryTerm, ...]
-    if sizes.tp == 1:
-        others = (
-            transient(
-                "autotune_outputs",
-                "2 * tokens * hidden * el + 4 * tokens + hidden * el",
-                SOURCE,
-                note="residual and normed output, token ids, norm weight",
-                tokens=sizes.tokens,
-                hidden=sizes.hidden,
-                el=sizes.el,
-            ),
+    flush = l2_flush(ctx)
+    if sizes.tp > 1:
+        output = transient(
+            "autotune_outputs",
+            "tokens * hidden * el + 4 * tokens",
+            SOURCE,
+            note="embedding output, token ids",
+            tokens=sizes.tokens,
+            hidden=sizes.hidden,
+            el=sizes.el,
         )
-    else:
-        others = (
-            transient(
-                "autotune_outputs",
-                "tokens * hidden * el + 4 * tokens",
-                SOURCE,
-                note="embedding output, token ids",
-                tokens=sizes.tokens,
-                hidden=sizes.hidden,
-                el=sizes.el,
-            ),
-            l2_flush(ctx),
-        )
-    return phase("compile", (table, *others), warm_bytes=0)
+        return (table, output, flush)
+    outputs = transient(
+        "autotune_outputs",
+        "2 * tokens * hidden * el + 4 * tokens + hidden * el",
+        SOURCE,
+        note="residual and normed output, token ids, norm weight",
+        tokens=sizes.tokens,
+        hidden=sizes.hidden,
+        el=sizes.el,
+    )
+    if not (dict(ctx.release.pins).get("torch") or "").startswith(RECORDED_TORCH):
+        outputs = replace(outputs, high=outputs.n_bytes + flush.high)
+    return (table, outputs)

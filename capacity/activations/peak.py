@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from vllm_capacity.activations.compile import compile_phase
+from vllm_capacity.activations.compile import compile_phase, draft_compile_phase
 from vllm_capacity.activations.encoder import encoder_phases
 from vllm_capacity.activations.layers import layer_phases
 from vllm_capacity.activations.live import Phase, Sizes, less, persistent, phase, transient
@@ -61,6 +61,9 @@ def _phases(ctx: RankContext, sizes: Sizes) -> tuple[tuple[MemoryTerm, ...], tup
     phases += layer_phases(ctx, sizes, (*inputs, *early, *kept), workspace)
     alive = (*inputs, *early, *workspace, *kept)
     phases += moe_phases(ctx, sizes, alive)
+    drafting = draft_compile_phase(ctx, sizes, alive)
+    if drafting is not None:
+        phases.append(drafting)
     phases += final_phases(ctx, sizes, (*alive, *last))
     return (*early, *workspace, *last), tuple(phases)
 
