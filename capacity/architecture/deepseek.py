@@ -19,6 +19,7 @@ from vllm_capacity.architecture.decoder import (
 from vllm_capacity.architecture.mla import mla_mixer, mla_modules, mla_rope
 from vllm_capacity.architecture.modules import (
     Architecture,
+    FeedForward,
     Indexer,
     LayerGroup,
     Mixer,
@@ -52,6 +53,13 @@ def glm_moe_dsa(config: ModelConfig, release: Release) -> Architecture:
     return _deepseek(config, release, "GlmMoeDsaForCausalLM")
 
 
+def glm4_moe_lite(config: ModelConfig, release: Release) -> Architecture:
+    """Glm4MoeLiteForCausalLM (GLM-4.7-Flash): DeepSeek's layers with GLM-4.5's fp32 router
+    (glm4_moe_lite.py).
+    """
+    return _deepseek(config, release, "Glm4MoeLiteForCausalLM")
+
+
 def _deepseek(config: ModelConfig, release: Release, name: str) -> Architecture:
     hidden, layers = config.hidden_size, config.num_hidden_layers
     uses_mha = config.text_model_type == "deepseek" or not (
@@ -62,7 +70,10 @@ def _deepseek(config: ModelConfig, release: Release, name: str) -> Architecture:
 
     def build(kind: tuple[bool, bool], indices: tuple[int, ...]) -> LayerGroup:
         is_sparse, has_indexer = kind
-        modules, feed_forward = deepseek_moe(config) if is_sparse else dense_feed_forward(config)
+        feed_forward: FeedForward
+        modules, feed_forward = (
+            deepseek_moe(config, glm="Lite" in name) if is_sparse else dense_feed_forward(config)
+        )
         mixer: Mixer
         attention: tuple[Module, ...]
         if uses_mha:
@@ -151,8 +162,11 @@ def _indexer(config: ModelConfig) -> Indexer:
     )
 
 
-def deepseek_moe(config: ModelConfig) -> tuple[tuple[Module, ...], MixtureOfExperts]:
-    """DeepseekV2MoE: shared experts as one MLP; a correction bias with `topk_method` noaux_tc."""
+def deepseek_moe(config: ModelConfig, *, glm: bool = False) -> tuple[tuple[Module, ...], MixtureOfExperts]:
+    """DeepseekV2MoE: shared experts as one MLP; a correction bias with `topk_method` noaux_tc.
+
+    `glm`: Glm4MoE instead, with an fp32 router, always a bias, and shared experts divided in every layout.
+    """
     width = config.size("moe_intermediate_size")
     return moe_feed_forward(
         config,
@@ -160,6 +174,7 @@ def deepseek_moe(config: ModelConfig) -> tuple[tuple[Module, ...], MixtureOfExpe
         top_k=config.size("num_experts_per_tok"),
         intermediate_size=width,
         shared=config.integer("n_shared_experts", 0) * width,
-        shared_whole=True,
-        correction_bias=config.get("topk_method") == "noaux_tc",
+        shared_whole=not glm,
+        gate_dtype="float32" if glm else None,
+        correction_bias=glm or config.get("topk_method") == "noaux_tc",
     )

@@ -23,7 +23,7 @@ Builder = Callable[[ModelConfig, Release], Architecture]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`builder` is 'module:function' below this package."""
+    """`builder` is 'module:function' below this package; empty where vLLM has the class but no family models it."""
 
     builder: str
     since: str | None = None
@@ -110,6 +110,10 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("qwen3_next:qwen3_5", "Qwen3_5ForCausalLM", since="0.27.0"),
     **_rows("qwen3_next:qwen3_5_moe", "Qwen3_5MoeForCausalLM", since="0.27.0"),
     **_rows("dbrx:dbrx", "DbrxForCausalLM"),
+    **_rows("decilm:decilm", "DeciLMForCausalLM"),
+    **_rows("deepseek:glm4_moe_lite", "Glm4MoeLiteForCausalLM"),
+    **_rows("step3p5:step3p5", "Step3p5ForCausalLM"),
+    **_rows("bailing:bailing_moe", "BailingMoeForCausalLM", "BailingMoeV2ForCausalLM"),
     **_ranges(
         "Olmo3ForCausalLM",
         ("olmo:olmo2", None, "0.25.1"),
@@ -119,12 +123,14 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_ranges(
         "Olmo2ForCausalLM", ("olmo:olmo2", None, "0.25.1"), ("transformers_backend:olmo2", "0.26.0", None)
     ),
-    **_rows("transformers_backend:olmo", "OlmoForCausalLM", since="0.26.0"),
+    **_ranges("OlmoForCausalLM", ("", None, "0.25.1"), ("transformers_backend:olmo", "0.26.0", None)),
     **_rows("transformers_backend:smollm3", "SmolLM3ForCausalLM"),
-    **_rows("transformers_backend:starcoder2", "Starcoder2ForCausalLM", since="0.25.0"),
-    **_rows("transformers_backend:arcee", "ArceeForCausalLM", since="0.32.0"),
-    **_ranges("HunYuanDenseV1ForCausalLM", ("hunyuan:hunyuan_dense", None, "0.28.0")),
-    **_ranges("HunYuanMoEV1ForCausalLM", ("hunyuan:hunyuan_moe", None, "0.28.0")),
+    **_ranges("Starcoder2ForCausalLM", ("starcoder2:starcoder2", None, "0.24.0"),
+              ("transformers_backend:starcoder2", "0.25.0", None)),
+    **_ranges("ArceeForCausalLM", ("", None, "0.31.0"), ("transformers_backend:arcee", "0.32.0", None)),
+    **_ranges("HunYuanDenseV1ForCausalLM", ("hunyuan:hunyuan_dense", None, "0.28.0"),
+              ("transformers_backend:hunyuan_dense", "0.29.0", None)),
+    **_ranges("HunYuanMoEV1ForCausalLM", ("hunyuan:hunyuan_moe", None, "0.28.0"), ("", "0.29.0", None)),
     **_rows("granite:granite", "GraniteForCausalLM"),
     **_rows("granite:granite_moe", "GraniteMoeForCausalLM"),
     **_rows("granite:granite_moe_shared", "GraniteMoeSharedForCausalLM"),
@@ -225,6 +231,8 @@ def _build(config: ModelConfig, release: Release) -> Architecture:
     for name in config.architectures:
         for row in ROWS.get(name, ()):
             if row.covers(release):
+                if not row.builder:
+                    raise InputError(_unknown(config, release))
                 return _builder(row.builder)(config, release)
     for name in config.architectures:
         _refuse_if_dropped(name, release)

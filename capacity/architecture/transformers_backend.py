@@ -180,6 +180,16 @@ def arcee(config: ModelConfig, release: Release) -> Architecture:
     )
 
 
+def hunyuan_dense(config: ModelConfig, release: Release) -> Architecture:
+    """HunYuanDenseV1ForCausalLM: q and k norms per head."""
+    bias, size = config.boolean("attention_bias", False), config.head_dim
+    norms = (
+        *common.norm("self_attn.query_layernorm", size),
+        *common.norm("self_attn.key_layernorm", size),
+    )
+    return _build(config, release, Shape(name="hunyuan", qkv_bias=bias, out_bias=bias, qk_norm=norms))
+
+
 def llama(config: ModelConfig, release: Release) -> Architecture:
     """Llama's modules in transformers (CwmForCausalLM)."""
     bias = config.boolean("attention_bias", False)
@@ -262,13 +272,25 @@ def _uses_window(config: ModelConfig) -> bool:
 def _attention(config: ModelConfig, release: Release, shape: Shape, mixer: Attention) -> tuple[Module, ...]:
     """The projections and the scalars of vLLM's attention layer.
 
-    That layer is no part of the module tree (`create_attention_instances` keeps a dict), so post-load
+    Up to 0.29 that layer is no part of the module tree (`create_attention_instances` keeps a dict), so post-
+    load
     processing passes it by and the scalars that it would move to the host stay on the GPU
     (layers/attention/attention.py:124-150, 601-617).
     """
-    kept: tuple[str, ...] = ("k_scale_cpu", "v_scale_cpu") if release.has("kv_scale_cpu_copies") else ()
-    kept += ("q_range", "k_range", "v_range") if release.has("kv_scale_ranges") else ()
+    kept: tuple[str, ...] = ()
+    if not release.has("transformers_attention_modules"):
+        kept += ("k_scale_cpu", "v_scale_cpu") if release.has("kv_scale_cpu_copies") else ()
+        kept += ("q_range", "k_range", "v_range") if release.has("kv_scale_ranges") else ()
+    scalars = (
+        *common.attention_scales(),
+        *(Tensor(name=f"self_attn.attn._{name}", shape=(), dtype="float32", buffer=True) for name in kept),
+    )
     hidden, size = config.hidden_size, mixer.head_size
+    if release.has("transformers_qkv_fusion"):
+        projections = common.attention_modules(
+            hidden, mixer, qkv_bias=shape.qkv_bias, o_bias=shape.out_bias, out=shape.out
+        )[:2]
+        return (*projections, *scalars)
     widths = (
         ("q_proj", mixer.num_heads * size),
         ("k_proj", mixer.num_kv_heads * size),
@@ -292,8 +314,7 @@ def _attention(config: ModelConfig, release: Release, shape: Shape, mixer: Atten
             shard=Shard.ROW,
             bias=shape.out_bias,
         ),
-        *common.attention_scales(),
-        *(Tensor(name=f"self_attn.attn._{name}", shape=(), dtype="float32", buffer=True) for name in kept),
+        *scalars,
     )
 
 

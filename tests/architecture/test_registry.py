@@ -34,7 +34,7 @@ def windows(made: ModelConfig) -> list[int | None]:
 
 def test_every_row_names_a_function_that_exists() -> None:
     for rows in ROWS.values():
-        for row in rows:
+        for row in filter(lambda row: row.builder, rows):
             module, function = row.builder.split(":")
             assert callable(getattr(import_module(f"vllm_capacity.architecture.{module}"), function))
     assert modelled_architectures() == tuple(sorted(ROWS))
