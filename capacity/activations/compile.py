@@ -43,7 +43,7 @@ def compile_phase(ctx: RankContext, sizes: Sizes) -> Phase | None:
 
 
 def draft_compile_phase(ctx: RankContext, sizes: Sizes, alive: tuple[MemoryTerm, ...]) -> Phase | None:
-    """The same for a draft model that looks ids up itself, compiled in the profile run after the target ran."""
+    """The same for a draft model that looks ids up itself; it is compiled after the target ran."""
     given = ctx.engine.args.other("speculative_config")
     method = str(given.get("method") or "") if isinstance(given, Mapping) else ""
     with_model = method.startswith(("eagle", "draft")) or method.endswith("mtp")

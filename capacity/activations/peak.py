@@ -9,8 +9,9 @@ from vllm_capacity.activations.compile import compile_phase, draft_compile_phase
 from vllm_capacity.activations.encoder import encoder_phases
 from vllm_capacity.activations.layers import layer_phases
 from vllm_capacity.activations.live import Phase, Sizes, less, persistent, phase, transient
-from vllm_capacity.activations.moe import moe_phases, moe_workspace
+from vllm_capacity.activations.moe import moe_phases
 from vllm_capacity.activations.sampler import final_phases, needs_topk_buffer, topk_buffer
+from vllm_capacity.activations.workspace import shared_workspace
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Lifetime, MemoryTerm
 
@@ -49,8 +50,7 @@ def _phases(ctx: RankContext, sizes: Sizes) -> tuple[tuple[MemoryTerm, ...], tup
     """What stays allocated after the profile run, and all phases."""
     inputs = (*_inputs(ctx, sizes), *_auxiliary(ctx, sizes))
     early = (*_cublas(ctx), *_pipeline_buffers(ctx, sizes))
-    found = moe_workspace(ctx, sizes)
-    workspace = (found,) if found is not None and found.n_bytes else ()
+    workspace = shared_workspace(ctx, sizes)
     last = (topk_buffer(ctx, sizes),) if needs_topk_buffer(ctx, sizes) else ()
     phases: list[Phase] = []
     compiling = compile_phase(ctx, sizes)

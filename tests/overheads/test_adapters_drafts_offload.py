@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 from recorded import H200, run_named
+from vllm_capacity.activations.live import Sizes
+from vllm_capacity.activations.workspace import shared_workspace
 from vllm_capacity.architecture.registry import build_architecture
 from vllm_capacity.context import RankContext
 from vllm_capacity.inputs.models import load_model
 from vllm_capacity.ledger import Allocator, Component, MemoryTerm
 from vllm_capacity.overheads import overhead_terms
 from vllm_capacity.overheads.speculative import speculative_terms
-from vllm_capacity.units import GIB
+from vllm_capacity.units import GIB, MIB
 from vllm_capacity.weights.rank import rank_weights
 
 
@@ -152,3 +154,20 @@ def test_sleep_mode_pins_the_weights_on_the_host() -> None:
 
 def test_kv_offloading_size_is_shared_by_the_ranks() -> None:
     assert named(context(tp=2, kv_offloading_size=64), "offloaded_kv_cache").n_bytes == 32 * GIB
+
+
+def test_indexer_workspace_of_deepseek_v32_is_the_825_mib_of_vllms_comment() -> None:
+    """v1/attention/backends/mla/indexer.py: 40 * 163840 * 132 = 865,075,200 bytes; plus 1 MiB for top-k."""
+    ctx = context("deepseek-ai/DeepSeek-V3.2", tp=8)
+    ctx = replace(ctx, engine=replace(ctx.engine, max_model_len=163840, max_num_batched_tokens=1024))
+    (workspace,) = shared_workspace(ctx, Sizes.of(ctx))
+    assert workspace.n_bytes == 40 * 163840 * 132 + MIB
+
+
+def test_the_workspace_is_the_largest_request_not_the_sum() -> None:
+    """With 8,192 tokens the experts of DeepSeek-V3.2 ask for more than its indexer."""
+    ctx = context("deepseek-ai/DeepSeek-V3.2", tp=8)
+    ctx = replace(ctx, engine=replace(ctx.engine, max_model_len=163840, max_num_batched_tokens=8192))
+    (workspace,) = shared_workspace(ctx, Sizes.of(ctx))
+    assert workspace.name == "moe_workspace"
+    assert workspace.n_bytes == 2 * 8192 * 8 * 7168 * 2
