@@ -4,7 +4,7 @@ capture.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from vllm_capacity.activations.live import Sizes
 from vllm_capacity.context import RankContext
@@ -24,7 +24,7 @@ def request_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         "rows * vocab * (el * (1 + copied) + 4 + 8) + rows * hidden * el",
         lifetime=Lifetime.RUNTIME,
         source="v1/worker/gpu_worker.py: compile_or_warm_up_model; v1/worker/gpu/warmup.py: warmup_kernels",
-        high=2 * sizes.rows * sizes.vocab * (sizes.el * (1 + copied) + 12),
+        high=sizes.rows * sizes.vocab * (sizes.el * (1 + copied) + 12) * 5 // 4,
         note="full batch with top-k, top-p, penalties, after cache and graphs exist; PyTorch keeps it",
         rows=sizes.rows,
         vocab=sizes.vocab,
@@ -32,20 +32,7 @@ def request_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         copied=copied,
         hidden=sizes.hidden,
     )
-    yield term(
-        "prompt_logprobs",
-        Component.ACTIVATION,
-        "min(1024, tokens) * vocab * (el + 4)",
-        lifetime=Lifetime.RUNTIME,
-        source="v1/worker/gpu/sample/prompt_logprob.py: compute_prompt_logprobs_with_chunking"
-        if v2
-        else "v1/worker/gpu_model_runner.py: _get_prompt_logprobs_dict",
-        note="one chunk of prompt logits and their log-softmax; never profiled",
-        high=sizes.tokens * sizes.vocab * (sizes.el + 8),
-        tokens=sizes.tokens,
-        vocab=sizes.vocab,
-        el=sizes.el,
-    )
+    yield _prompt_logprobs(sizes, v2=v2)
     if not v2:
         yield term(
             "penalties",
@@ -57,3 +44,39 @@ def request_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
             rows=sizes.rows,
             vocab=sizes.vocab,
         )
+
+
+def _prompt_logprobs(sizes: Sizes, *, v2: bool) -> MemoryTerm:
+    """Runner V2 computes a prompt's logits 1,024 rows at a time and never materialises log-probabilities;
+    runner V1 takes all tokens of the request in the batch at once and adds their fp32 log-softmax.
+    """
+    if v2:
+        return term(
+            "prompt_logprobs",
+            Component.ACTIVATION,
+            "min(1024, tokens) * vocab * el",
+            lifetime=Lifetime.RUNTIME,
+            source="v1/worker/gpu/sample/prompt_logprob.py: compute_prompt_logprobs_with_chunking",
+            high=min(1024, sizes.tokens) * sizes.vocab * sizes.el * 2,
+            note="one chunk of prompt logits; never profiled",
+            tokens=sizes.tokens,
+            vocab=sizes.vocab,
+            el=sizes.el,
+        )
+    return term(
+        "prompt_logprobs",
+        Component.ACTIVATION,
+        "tokens * vocab * (el + 4)",
+        lifetime=Lifetime.RUNTIME,
+        source="v1/worker/gpu_model_runner.py: _get_prompt_logprobs_dict; v1/sample/sampler.py",
+        high=sizes.tokens * sizes.vocab * (sizes.el + 12),
+        note="logits and log-softmax of a whole batch of prompt tokens; never profiled",
+        tokens=sizes.tokens,
+        vocab=sizes.vocab,
+        el=sizes.el,
+    )
+
+
+def heavy_requests(terms: Iterable[MemoryTerm]) -> tuple[MemoryTerm, ...]:
+    """Of a rank's terms those that only some requests need: a start can succeed and one of them fail."""
+    return tuple(t for t in terms if t.lifetime is Lifetime.RUNTIME and t.n_bytes and t.allocator != "host")

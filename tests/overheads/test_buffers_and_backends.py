@@ -14,6 +14,7 @@ from vllm_capacity.context import RankContext
 from vllm_capacity.device import Device
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm
 from vllm_capacity.overheads import graph_estimate, overhead_terms
+from vllm_capacity.overheads.requests import heavy_requests
 from vllm_capacity.releases import get_release
 from vllm_capacity.units import MIB
 
@@ -148,3 +149,17 @@ def test_terms_say_their_component_once_per_cause() -> None:
     names = [t.name for t in overhead_terms(context(tp=2, device=H100))]
     assert len(names) == len(set(names))
     assert {t.component for t in overhead_terms(context())} >= {Component.FLASHINFER, Component.LORA}
+
+
+def test_prompt_logprobs_of_runner_v1_take_a_whole_batch_of_logits() -> None:
+    """V1: logits and fp32 log-softmax of every prompt token of the step; V2: 1,024 rows of logits."""
+    v1 = named(context(model_runner="V1"), "prompt_logprobs")
+    v2 = named(context(), "prompt_logprobs")
+    assert v1.n_bytes == 16384 * 128256 * 6
+    assert v2.n_bytes == 1024 * 128256 * 2
+
+
+def test_heavy_requests_are_those_that_only_some_requests_need() -> None:
+    ctx = context(model_runner="V1")
+    names = {t.name for t in heavy_requests(overhead_terms(ctx))}
+    assert names == {"sampler_warmup", "prompt_logprobs", "penalties"}
