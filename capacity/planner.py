@@ -28,6 +28,7 @@ from vllm_capacity.kv_cache.planning import KVCachePlan, StageKV, plan_kv_cache
 from vllm_capacity.kv_cache.specs import KVCacheGroup, KVLayers
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads import graph_estimate, overhead_terms
+from vllm_capacity.overheads.requests import request_warnings
 from vllm_capacity.parallel import stage_bounds
 from vllm_capacity.plan import Plan, RankPlan, RefusedPlan, Status, Verdict
 from vllm_capacity.releases.release import Release
@@ -130,7 +131,10 @@ def _plan(
         verdict=verdict,
         host=host_needs(config, engine, counted, _parameter_bytes(single, architecture)),
         coverage=coverage(kinds[0].context),
-        warnings=(*warnings, *engine.notes, *architecture.notes, *layers.notes),
+        warnings=(
+            *warnings, *engine.notes, *architecture.notes, *layers.notes,
+            *_request_warnings(ranks, device, used_by_others_bytes),
+        ),
     )
 
 
@@ -142,6 +146,13 @@ def _architecture(config: ModelConfig, release: Release) -> Architecture:
 @lru_cache(maxsize=64)
 def _parameters(architecture: Architecture) -> int:
     return parameter_total(architecture)
+
+
+def _request_warnings(ranks: Sequence[RankPlan], device: Device, used_by_others_bytes: int) -> tuple[str, ...]:
+    """What requests can still run out of memory once the server is up, on the rank with the least left."""
+    fullest = max(ranks, key=lambda rank: rank.device_used_bytes)
+    left = device.cuda_total_bytes - used_by_others_bytes - device_bytes(fullest.terms, PERSISTENT)
+    return request_warnings(fullest.terms, left)
 
 
 def _parameter_bytes(context: RankContext, architecture: Architecture) -> int:

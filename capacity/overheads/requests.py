@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from vllm_capacity.activations.live import Sizes
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
+from vllm_capacity.units import gib
 
 
 def request_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
@@ -80,3 +81,27 @@ def _prompt_logprobs(sizes: Sizes, *, v2: bool) -> MemoryTerm:
 def heavy_requests(terms: Iterable[MemoryTerm]) -> tuple[MemoryTerm, ...]:
     """Of a rank's terms those that only some requests need: a start can succeed and one of them fail."""
     return tuple(t for t in terms if t.lifetime is Lifetime.RUNTIME and t.n_bytes and t.allocator != "host")
+
+
+_CURES = {
+    "prompt_logprobs": "a lower --max-num-batched-tokens or --gpu-memory-utilization",
+    "penalties": "a lower --max-num-seqs or --gpu-memory-utilization",
+    "encoder_cache": "a lower --gpu-memory-utilization or smaller --limit-mm-per-prompt",
+}
+
+
+def request_warnings(terms: Iterable[MemoryTerm], left_bytes: int) -> tuple[str, ...]:
+    """One sentence for each kind of request that can run out of memory after a successful start.
+
+    `left_bytes` is what the device has left beside everything that stays allocated (the KV cache included).
+    """
+    warnings = []
+    for t in heavy_requests(terms):
+        if t.name == "sampler_warmup" or t.n_bytes <= left_bytes:
+            continue
+        cure = _CURES.get(t.name, "a lower --gpu-memory-utilization")
+        warnings.append(
+            f"requests with {t.name.replace('_', ' ')} can run out of memory: they need {gib(t.n_bytes)} at a"
+            f" full batch and {gib(max(left_bytes, 0))} are left; {cure} gives them room"
+        )
+    return tuple(warnings)

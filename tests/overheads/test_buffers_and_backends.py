@@ -14,7 +14,7 @@ from vllm_capacity.context import RankContext
 from vllm_capacity.device import Device
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm
 from vllm_capacity.overheads import graph_estimate, overhead_terms
-from vllm_capacity.overheads.requests import heavy_requests
+from vllm_capacity.overheads.requests import heavy_requests, request_warnings
 from vllm_capacity.releases import get_release
 from vllm_capacity.units import MIB
 
@@ -163,3 +163,13 @@ def test_heavy_requests_are_those_that_only_some_requests_need() -> None:
     ctx = context(model_runner="V1")
     names = {t.name for t in heavy_requests(overhead_terms(ctx))}
     assert names == {"sampler_warmup", "prompt_logprobs", "penalties"}
+
+
+def test_a_request_that_cannot_fit_is_named_with_its_numbers() -> None:
+    terms = overhead_terms(context(model_runner="V1"))
+    (warning, *others) = request_warnings(terms, 4 * 2**30)
+    assert "prompt logprobs" in warning
+    assert "11.74 GiB" in warning
+    assert "4.00 GiB are left" in warning
+    assert not others
+    assert request_warnings(terms, 20 * 2**30) == ()
