@@ -30,9 +30,21 @@ def captures(ctx: RankContext) -> bool:
     return ctx.engine.cudagraph_mode != "NONE" and bool(ctx.engine.cudagraph_capture_sizes)
 
 
-def graph_modes(ctx: RankContext) -> int:
-    """Passes of captures: FULL_AND_PIECEWISE captures every size twice."""
-    return 2 if ctx.engine.cudagraph_mode == "FULL_AND_PIECEWISE" else 1
+def graph_count(ctx: RankContext) -> int:
+    """Captures: every size piecewise, and as full decode graphs the sizes that a batch of decodes can have.
+
+    Source: v1/cudagraph_dispatcher.py:205-231, v1/worker/gpu/cudagraph_utils.py:222-252 (0.26.0).
+    """
+    engine = ctx.engine
+    query = 1 + engine.num_speculative_tokens
+    decode = [s for s in engine.cudagraph_capture_sizes if query <= s <= query * engine.max_num_seqs]
+    everything = len(engine.cudagraph_capture_sizes)
+    return {
+        "PIECEWISE": everything,
+        "FULL": everything,
+        "FULL_DECODE_ONLY": len(decode),
+        "FULL_AND_PIECEWISE": everything + len(decode),
+    }.get(engine.cudagraph_mode, 0)
 
 
 def estimates(ctx: RankContext) -> bool:
@@ -58,7 +70,7 @@ def cuda_graph_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
 
 
 def _graphs(ctx: RankContext, name: str, component: str) -> MemoryTerm:
-    """pool + sizes x modes x layers x bytes per node set."""
+    """pool + captures x layers x bytes per node set."""
     found = measured(ctx, component + _kernels(ctx))
     sizes = ctx.engine.cudagraph_capture_sizes
     layers = sum(count for _, count in ctx.layers)
@@ -70,22 +82,21 @@ def _graphs(ctx: RankContext, name: str, component: str) -> MemoryTerm:
         "splits": splits,
         "heads": _split_heads(ctx),
         "cublas": cublas_workspace(ctx, Lifetime.AFTER_PROFILE).n_bytes,
-        "sizes": len(sizes),
-        "modes": graph_modes(ctx),
+        "captures": graph_count(ctx),
         "layers": layers,
         "node": found.n_bytes,
     }
     t = term(
         name,
         Component.CUDA_GRAPHS,
-        "largest * (live * el + splits * heads * 4) + 2 * cublas + sizes * modes * layers * node",
+        "largest * (live * el + splits * heads * 4) + 2 * cublas + captures * layers * node",
         allocator=Allocator.CUDA,
         lifetime=Lifetime.AFTER_PROFILE,
         source=SOURCE,
-        note=f"largest size's pool; driver memory per size, mode and layer ({found.name}: {found.origin})",
+        note=f"largest size's pool; driver memory per capture and layer ({found.name}: {found.origin})",
         **values,
     )
-    count = len(sizes) * graph_modes(ctx) * layers
+    count = graph_count(ctx) * layers
     return replace(
         t,
         low=t.n_bytes - count * (found.n_bytes - found.low),
