@@ -8,12 +8,12 @@ from vllm_capacity.engine import EngineArgs, EngineConfig
 from vllm_capacity.engine_defaults.backends import resolve_backends
 from vllm_capacity.engine_defaults.dtypes import resolve_dtype, resolve_kv_cache_dtype, storage_dtype
 from vllm_capacity.engine_defaults.facts import is_moe, refuse, runner_type
+from vllm_capacity.engine_defaults.graph_support import settle_graphs
 from vllm_capacity.engine_defaults.graphs import (
     requested_graphs,
     requested_mode,
     resolve_capture_sizes,
     resolve_compilation,
-    settle_graphs,
 )
 from vllm_capacity.engine_defaults.layout import check_parallel, resolve_parallel, uses_batched_dp_moe
 from vllm_capacity.engine_defaults.lengths import resolve_max_model_len

@@ -66,12 +66,12 @@ def test_no_forms() -> None:
 
 def test_dotted_json() -> None:
     line = "vllm serve a/b -cc.mode 3 -cc.cudagraph_mode=PIECEWISE -cc.pass_config.enable_sp true"
-    line += " -cc.sizes+ 1,2 -cc.sizes+=3"
+    line += " -cc.cudagraph_capture_sizes+ 1,2 -cc.cudagraph_capture_sizes+=3"
     assert parse(line).args.compilation_config == {
         "mode": 3,
         "cudagraph_mode": "PIECEWISE",
         "pass_config": {"enable_sp": True},
-        "sizes": ["1", "2", "3"],
+        "cudagraph_capture_sizes": ["1", "2", "3"],
     }
     assert parse(
         "vllm serve a/b --compilation-config.max_cudagraph_capture_size 64"
@@ -299,6 +299,18 @@ _json = st.recursive(
     max_leaves=6,
 )
 _objects = st.dictionaries(_text, _json, min_size=1, max_size=3)
+_compilation = st.fixed_dictionaries(
+    {"mode": st.integers(0, 3)},
+    optional={
+        "cudagraph_mode": st.sampled_from(["NONE", "full_and_piecewise"]),
+        "backend": _text,
+        "cudagraph_capture_sizes": st.lists(st.integers(1, 512), max_size=3),
+        "custom_ops": st.lists(_text, max_size=2),
+    },
+)
+_speculation = st.fixed_dictionaries(
+    {"method": st.just("eagle"), "num_speculative_tokens": st.integers(1, 8)}, optional={"model": _text}
+)
 _positive = st.integers(1, 1 << 40)
 _maybe = st.none() | st.booleans()
 _environment = st.dictionaries(
@@ -311,7 +323,7 @@ _others = st.fixed_dictionaries(
         "enable_eplb": st.booleans(),
         "served_model_name": st.lists(_word, min_size=1).map(tuple),
         "revision": _text.filter(lambda t: t != "None"),
-        "speculative_config": _objects,
+        "speculative_config": _speculation,
         "cpu_offload_gb": st.floats(0, 64),
         "mamba_ssm_cache_dtype": st.sampled_from(["auto", "float32"]),
         "limit_mm_per_prompt": _objects,
@@ -341,7 +353,7 @@ _args = st.builds(
     async_scheduling=_maybe,
     optimization_level=st.none() | st.integers(0, 3),
     performance_mode=st.none() | st.sampled_from(["interactivity", "throughput"]),
-    compilation_config=st.just({}) | _objects,
+    compilation_config=st.just({}) | _compilation,
     hf_overrides=st.just({}) | _objects,
     cudagraph_capture_sizes=st.none() | st.lists(_positive, min_size=1, max_size=4).map(tuple),
     max_cudagraph_capture_size=st.none() | st.integers(0, 4096),
