@@ -191,7 +191,7 @@ def human_ints(wheel: WheelSource) -> tuple[str, ...]:
         node = wheel.find(ARG_UTILS, function)
         for child in ast.walk(node) if node is not None else ():
             if isinstance(child, ast.Set | ast.Tuple) and "'max_num_batched_tokens'" in text_of(child):
-                return tuple(item.value for item in child.elts if isinstance(item, ast.Constant))
+                return tuple(str(item.value) for item in child.elts if isinstance(item, ast.Constant))
     raise SystemExit(f"{wheel.version}: no human_readable_int_args in {ARG_UTILS}")
 
 
@@ -264,7 +264,7 @@ class FunctionFlags(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-            options = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+            options = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
             if options and options[0].startswith("-"):
                 self.flags.append({"options": options, **self._kwargs(node)})
         self.generic_visit(node)
@@ -336,6 +336,42 @@ def flags_of(wheel: WheelSource) -> dict[str, dict[str, Any]]:
     return flags
 
 
+CONFIGS = {
+    "compilation_config": "CompilationConfig",
+    "compilation_config.pass_config": "PassConfig",
+    "attention_config": "AttentionConfig",
+}
+"""Configs whose keys are classified one by one, each under the flag that takes its JSON."""
+
+
+def keys_of(wheel: WheelSource) -> dict[str, str]:
+    """'compilation_config.mode' and the like -> kind, of one release, without fields that no user can set."""
+    names, human = config_names(wheel), human_ints(wheel)
+    keys: dict[str, str] = {}
+    for place, owner in CONFIGS.items():
+        node = names.get(owner)
+        assert isinstance(node, ast.ClassDef), f"{wheel.version}: no {owner}"
+        for name, child in children(node):
+            if isinstance(child, ast.AnnAssign) and not name.startswith("_"):
+                text = text_of(child)
+                if "init=False" not in text and not text.startswith(f"{name}: ClassVar"):
+                    keys[f"{place}.{name}"] = kind_of(name, child.annotation, names, human)["kind"]
+    return keys
+
+
+def key_table(wheels: list[WheelSource]) -> dict[str, list[list[str]]]:
+    """Key -> runs [first release, last release, kind]."""
+    rows: dict[str, list[list[str]]] = {}
+    for index, wheel in enumerate(wheels):
+        for key, kind in keys_of(wheel).items():
+            runs = rows.setdefault(key, [])
+            if runs and runs[-1][1] == wheels[index - 1].version and runs[-1][2] == kind:
+                runs[-1][1] = wheel.version
+            else:
+                runs.append([wheel.version, wheel.version, kind])
+    return dict(sorted(rows.items()))
+
+
 def table(wheels: list[WheelSource]) -> dict[str, list[dict[str, Any]]]:
     """name -> runs of releases with the same entry, each {since, until, options, kind, ...}."""
     runs: dict[str, list[dict[str, Any]]] = {}
@@ -352,11 +388,16 @@ def table(wheels: list[WheelSource]) -> dict[str, list[dict[str, Any]]]:
     return dict(sorted(runs.items()))
 
 
-def unclassified(rows: Mapping[str, Any]) -> list[str]:
-    from vllm_capacity.inputs.flags.effects import EFFECTS
+def unclassified(rows: Mapping[str, Any], keys: Mapping[str, Any]) -> list[str]:
+    from vllm_capacity.inputs.flags.effects import EFFECTS, KEY_EFFECTS
 
-    return [f"unclassified: {name}" for name in rows if name not in EFFECTS] + [
-        f"classified, but a flag of no release: {name}" for name in EFFECTS if name not in rows
+    return [
+        line
+        for found, effects in ((rows, EFFECTS), (keys, KEY_EFFECTS))
+        for line in (
+            *(f"unclassified: {name}" for name in found if name not in effects),
+            *(f"classified, but of no release: {name}" for name in effects if name not in found),
+        )
     ]
 
 
@@ -368,11 +409,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(arguments)
     wheels = find_wheels(options.wheels)
-    rows = table(wheels)
-    body = {"releases": [wheel.version for wheel in wheels], "flags": rows}
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(history)}" for name, history in rows.items())
-    text = f'{{"releases": {json.dumps(body["releases"])},\n"flags": {{\n{lines}\n}}}}\n'
-    problems = unclassified(rows)
+    rows, keys = table(wheels), key_table(wheels)
+    body: dict[str, Any] = {"releases": [wheel.version for wheel in wheels], "flags": rows, "keys": keys}
+    sections = [f'"releases": {json.dumps(body["releases"])}']
+    for title in ("flags", "keys"):
+        lines = ",\n".join(
+            f"{json.dumps(name)}: {json.dumps(history)}" for name, history in body[title].items()
+        )
+        sections.append(f'"{title}": {{\n{lines}\n}}')
+    text = "{" + ",\n".join(sections) + "}\n"
+    problems = unclassified(rows, keys)
     if options.check:
         if json.loads(TABLE.read_text()) != body:
             problems.append(f"{TABLE.name} is not what the wheels say; run tools/generate_flags.py")
@@ -380,7 +426,7 @@ def main(arguments: list[str] | None = None) -> int:
         TABLE.parent.mkdir(parents=True, exist_ok=True)
         TABLE.write_text(text)
     print(*problems, sep="\n", end="\n" if problems else "")
-    print(f"{len(rows)} flags of {len(wheels)} releases")
+    print(f"{len(rows)} flags and {len(keys)} config keys of {len(wheels)} releases")
     return 1 if problems else 0
 
 

@@ -13,7 +13,7 @@ import vllm_capacity
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs import flags as flags_module
-from vllm_capacity.inputs.flags import flags_for, resolve_option
+from vllm_capacity.inputs.flags import check_keys, flags_for, resolve_option
 from vllm_capacity.inputs.flags.effects import EFFECTS, MODELLED, NO_EFFECT, UNMODELLED
 from vllm_capacity.releases import get_release, supported_releases
 
@@ -137,6 +137,33 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
+def test_keys_of_a_config_are_checked_one_by_one():
+    """config/compilation.py: CompilationConfig and PassConfig of 0.26.0."""
+    good = {"mode": 3, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2], "cache_dir": "/tmp/x"}
+    assert check_keys("compilation_config", good, R26) == ()
+    with pytest.raises(InputError, match=r"did you mean compilation_config\.cudagraph_mode"):
+        check_keys("compilation_config", {"cudagraph_modes": "FULL"}, R26)
+    fused = {"pass_config": {"fuse_allreduce_rms": True}}
+    with pytest.raises(
+        InputError, match=r"--compilation-config\.pass_config\.fuse_allreduce_rms may change memory"
+    ):
+        check_keys("compilation_config", fused, R26)
+    left_out = check_keys("compilation_config", fused, R26, allow_unmodelled=True)
+    assert left_out == ("compilation_config.pass_config.fuse_allreduce_rms",)
+
+
+def test_a_key_belongs_to_its_releases():
+    """enable_sp went with 0.32.0."""
+    spread = {"pass_config": {"enable_sp": True}}
+    assert check_keys("compilation_config", spread, get_release("0.31.0"), allow_unmodelled=True)
+    with pytest.raises(InputError, match=r"is not a key that vLLM 0\.32\.0 knows"):
+        check_keys("compilation_config", spread, get_release("0.32.0"), allow_unmodelled=True)
+
+
+def test_configs_without_a_list_of_keys_pass():
+    assert check_keys("kv_transfer_config", {"kv_connector": "NixlConnector"}, R26) == ()
+
+
 def _argparse_of(release) -> argparse.ArgumentParser:
     parser = _Parser(add_help=False)
     for flag in flags_for(release).values():
@@ -172,7 +199,7 @@ def test_every_prefix_of_every_flag_means_what_argparse_makes_of_it(release):
 
 
 def test_the_table_is_read_in_milliseconds():
-    flags_module._generated.cache_clear()
+    flags_module._data.cache_clear()
     flags_for.cache_clear()
     start = time.perf_counter()
     flags_for(R26)

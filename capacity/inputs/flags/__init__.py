@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_capacity.errors import InputError
-from vllm_capacity.inputs.flags.effects import EFFECTS, Effect
+from vllm_capacity.inputs.flags.effects import EFFECTS, KEY_EFFECTS, Effect
 from vllm_capacity.releases.release import Release
 
-__all__ = ["Flag", "ParsedOption", "flags_for", "resolve_option"]
+__all__ = ["Flag", "ParsedOption", "check_keys", "flags_for", "resolve_option"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,15 @@ class ParsedOption:
 
 
 @cache
+def _data() -> Mapping[str, Any]:
+    data: dict[str, Any] = json.loads(Path(__file__).with_name("generated.json").read_bytes())
+    data["order"] = {version: index for index, version in enumerate(data["releases"])}
+    return data
+
+
 def _generated() -> tuple[dict[str, int], dict[str, list[dict[str, Any]]]]:
     """Releases with their place in time, and the runs of each flag."""
-    data = json.loads(Path(__file__).with_name("generated.json").read_bytes())
-    return {version: index for index, version in enumerate(data["releases"])}, data["flags"]
+    return _data()["order"], _data()["flags"]
 
 
 @cache
@@ -156,3 +161,47 @@ def _unknown(option: str, release: Release) -> str:
     near = difflib.get_close_matches(option, _spellings(release), n=1)
     hint = f"; did you mean {near[0]}?" if near else "; see `vllm serve --help=all`"
     return f"{option} is not a flag of vLLM {release.version}{hint}"
+
+
+def check_keys(
+    flag: str, value: Mapping[str, Any], release: Release, *, allow_unmodelled: bool = False
+) -> tuple[str, ...]:
+    """Refuse keys of a JSON config that cannot be planned; return those whose effect on memory is left out.
+
+    `flag` is the flag's name; configs whose keys are not listed one by one pass. Raises InputError for a key
+    that the release does not know and, unless `allow_unmodelled`, for one that may change memory and is not
+    modelled.
+    """
+    order, rows = _data()["order"], _data()["keys"]
+    now = order[release.version]
+    known = {
+        key
+        for key, runs in rows.items()
+        if any(order[first] <= now <= order[last] for first, last, _ in runs)
+    }
+    left_out: list[str] = []
+    for key, item in value.items():
+        name = f"{flag}.{key}"
+        if name not in known:
+            if not any(row.startswith(f"{flag}.") for row in rows):
+                return ()
+            raise InputError(_unknown_key(name, known, release))
+        effect, reason = KEY_EFFECTS[name]
+        if effect == "unmodelled" and not allow_unmodelled:
+            head, dot, tail = name.partition(".")
+            raise InputError(
+                f"--{head.replace('_', '-')}{dot}{tail} may change memory in a way that is not modelled "
+                f"({reason}); leave it out, or pass --allow-unmodelled to plan without it"
+            )
+        left_out += [name] if effect == "unmodelled" else []
+        if isinstance(item, Mapping):
+            left_out += check_keys(name, item, release, allow_unmodelled=allow_unmodelled)
+    return tuple(left_out)
+
+
+def _unknown_key(name: str, known: set[str], release: Release) -> str:
+    import difflib  # only on the way to an error
+
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{name} is not a key that vLLM {release.version} knows{hint}"

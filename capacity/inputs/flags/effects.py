@@ -155,14 +155,86 @@ UNMODELLED: Final[dict[str, str]] = {
 }
 
 
-def _effects() -> dict[str, tuple[Effect, str]]:
-    effects: dict[str, tuple[Effect, str]] = dict.fromkeys(MODELLED.split(), ("modelled", ""))
-    for reason, names in NO_EFFECT.items():
+KEYS_MODELLED: Final = """
+    compilation_config.mode compilation_config.cudagraph_mode compilation_config.cudagraph_capture_sizes
+    compilation_config.max_cudagraph_capture_size compilation_config.splitting_ops
+    compilation_config.pass_config attention_config.backend
+"""
+
+KEYS_NO_EFFECT: Final[dict[str, str]] = {
+    "where compiled code is kept": """
+        compilation_config.debug_dump_path compilation_config.cache_dir
+        compilation_config.compile_cache_save_format
+    """,
+    "how often a graph runs before it is captured": "compilation_config.cudagraph_num_of_warmups",
+    "how fast a compiled model starts": "compilation_config.fast_moe_cold_start",
+}
+
+KEYS_UNMODELLED: Final[dict[str, str]] = {
+    "planned: graphs of the multimodal encoder": """
+        compilation_config.compile_mm_encoder compilation_config.cudagraph_mm_encoder
+        compilation_config.encoder_cudagraph_token_budgets
+        compilation_config.encoder_cudagraph_max_images_per_batch
+        compilation_config.encoder_cudagraph_max_vision_items_per_batch
+        compilation_config.encoder_cudagraph_max_frames_per_batch
+    """,
+    "other compiled code, with other activations": """
+        compilation_config.backend compilation_config.custom_ops compilation_config.compile_sizes
+        compilation_config.compile_ranges_endpoints compilation_config.inductor_compile_config
+        compilation_config.inductor_passes compilation_config.use_inductor_graph_partition
+        compilation_config.dynamic_shapes_config compilation_config.ir_enable_torch_wrap
+    """,
+    "other graphs or copies of their inputs": """
+        compilation_config.cudagraph_copy_inputs compilation_config.cudagraph_specialize_lora
+        compilation_config.cudagraph_decoder_replay compilation_config.decoder_replay_cudagraph_capture_sizes
+        compilation_config.decoder_replay_trim_threshold
+    """,
+    "fusions with buffers of their own": """
+        compilation_config.pass_config.fuse_norm_quant compilation_config.pass_config.fuse_act_quant
+        compilation_config.pass_config.fuse_attn_quant compilation_config.pass_config.eliminate_noops
+        compilation_config.pass_config.enable_sp compilation_config.pass_config.sp_min_token_num
+        compilation_config.pass_config.fuse_gemm_comms compilation_config.pass_config.fuse_allreduce_rms
+        compilation_config.pass_config.fi_allreduce_fusion_max_size_mb
+        compilation_config.pass_config.enable_qk_norm_rope_fusion
+        compilation_config.pass_config.fuse_act_padding compilation_config.pass_config.fuse_rope_kvcache
+        compilation_config.pass_config.rope_kvcache_fusion_max_token_num
+        compilation_config.pass_config.fuse_minimax_qk_norm
+        compilation_config.pass_config.fuse_mla_dual_rms_norm
+        compilation_config.pass_config.fuse_rope_kvcache_cat_mla
+        compilation_config.pass_config.fuse_qk_norm_rope_kvcache
+    """,
+    "attention with other workspaces": """
+        attention_config.flash_attn_version attention_config.use_prefill_decode_attention
+        attention_config.flash_attn_max_num_splits_for_cuda_graph attention_config.use_cudnn_prefill
+        attention_config.use_trtllm_ragged_deepseek_prefill attention_config.use_trtllm_attention
+        attention_config.disable_flashinfer_prefill attention_config.disable_flashinfer_q_quantization
+        attention_config.use_prefill_query_quantization attention_config.tq_max_kv_splits_for_cuda_graph
+        attention_config.use_fp4_indexer_cache attention_config.mla_prefill_backend
+        attention_config.use_non_causal attention_config.flex_attn_block_m attention_config.flex_attn_block_n
+        attention_config.flex_attn_q_block_size attention_config.flex_attn_kv_block_size
+        attention_config.indexer_kv_dtype attention_config.backend_per_kind
+        attention_config.sparse_mla_force_mqa attention_config.minimax_m3_msa_decode_backend
+        attention_config.hisparse_config attention_config.indexer_sparse_logits
+        attention_config.tokenspeed_mla_min_split_kv attention_config.sparse_mla_prefill_workspace_factor
+        attention_config.trtllm_ragged_backend attention_config.indexer_tp_shard_min_rows
+        attention_config.minimax_m3_indexer_cp
+    """,
+}
+
+
+def _effects(
+    modelled: str, no_effect: dict[str, str], unmodelled: dict[str, str]
+) -> dict[str, tuple[Effect, str]]:
+    effects: dict[str, tuple[Effect, str]] = dict.fromkeys(modelled.split(), ("modelled", ""))
+    for reason, names in no_effect.items():
         effects |= dict.fromkeys(names.split(), ("no_effect", reason))
-    for reason, names in UNMODELLED.items():
+    for reason, names in unmodelled.items():
         effects |= dict.fromkeys(names.split(), ("unmodelled", reason))
     return effects
 
 
-EFFECTS: Final = _effects()
+EFFECTS: Final = _effects(MODELLED, NO_EFFECT, UNMODELLED)
 """Flag name -> (effect, why)."""
+
+KEY_EFFECTS: Final = _effects(KEYS_MODELLED, KEYS_NO_EFFECT, KEYS_UNMODELLED)
+"""'flag.key' of a config given as JSON -> (effect, why)."""
