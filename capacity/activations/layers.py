@@ -170,15 +170,18 @@ def _mlp(
 
 
 def _quantised_inputs(ctx: RankContext, sizes: Sizes, width: int) -> MemoryTerm:
-    """The 8-bit copy of the down projection's input; a fused activation-and-quantise kernel avoids it."""
+    """Quantised copies of both projections' inputs, alive beside the wide tensors: a start of a w8a8 model of
+    0.19.0 needs both (Mistral-Small-24B: 2.18 GiB). A fused activation-and-quantise kernel avoids them.
+    """
     eight_bit = quant_kind(ctx) is not QuantKind.NVFP4
     return transient(
-        "mlp_quantised_input",
-        "tokens * down_in // per_byte + 4 * tokens",
+        "mlp_quantised_inputs",
+        "tokens * (down_in + hidden) // per_byte + 8 * tokens",
         "layers/quantization: the linear method's apply",
         low=0,
         tokens=sizes.tokens,
         down_in=width,
+        hidden=sizes.hidden,
         per_byte=1 if eight_bit else 2,
     )
 
@@ -327,6 +330,9 @@ def _state_space(sizes: Sizes, mixer: StateSpace, kept: tuple[MemoryTerm, ...]) 
                 "state_space",
                 "tokens * (2 * hidden + projected + copies + 2 * out) * el",
                 "layers/mamba: forward without attention metadata",
+                note="read off the source; no run that it decides is recorded",
+                low=sizes.tokens * (sizes.hidden + projected + out) * sizes.el,
+                high=sizes.tokens * (3 * sizes.hidden + projected + 2 * copies + 3 * out) * sizes.el,
                 tokens=sizes.tokens,
                 hidden=sizes.hidden,
                 projected=projected,

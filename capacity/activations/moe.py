@@ -174,6 +174,8 @@ def _live(ctx: RankContext, sizes: Sizes, group: LayerGroup, layer: _Layer) -> I
         "tokens * (attention_out + 4 * hidden + shared_out + shared_wide) * el",
         "layers/fused_moe/runner: forward; the model's MoE block",
         note="attention output, residuals, normed input, experts' output, shared expert",
+        low=sizes.tokens * (held + 3 * sizes.hidden + shared) * sizes.el,
+        high=sizes.tokens * (held + 5 * sizes.hidden + shared + wide) * sizes.el,
         tokens=sizes.tokens,
         attention_out=held,
         hidden=sizes.hidden,
