@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError
-from vllm_capacity.inputs.flags import Flag, flags_for
+from vllm_capacity.inputs.flags import Flag, check_keys, flags_for
 from vllm_capacity.releases import newest_release
 from vllm_capacity.releases.release import Release
 from vllm_capacity.units import parse_human_int
@@ -81,6 +81,8 @@ def merge_engine_args(
         value = coerce(flag, given)
         if value is None:
             continue
+        if isinstance(value, Mapping):
+            check_keys(name, value, release, allow_unmodelled=allow)
         if name in _FIELDS:
             direct[name] = value
         elif name not in ("config", "model"):
@@ -88,7 +90,7 @@ def merge_engine_args(
     if allow:
         others["allow_unmodelled"] = True
     else:
-        _refuse_unmodelled(others, known)
+        _refuse_unmodelled(direct, others, release)
     environment.update(_environment(values.get("environment")))
     usage = values.get("usage") or direct.pop("usage", "server")
     direct.pop("usage", None)
@@ -313,14 +315,20 @@ def _depth_exceeds(value: Any, limit: int) -> bool:
 # -- all together --------------------------------------------------------------------------------------------
 
 
-def _refuse_unmodelled(others: Mapping[str, Any], known: Mapping[str, Flag]) -> None:
-    for name, value in others.items():
+def _refuse_unmodelled(direct: Mapping[str, Any], others: Mapping[str, Any], release: Release) -> None:
+    """InputError for the first flag or JSON key whose effect on memory would be left out of the plan."""
+    known = flags_for(release)
+    for name, value in {**direct, **others}.items():
         flag = known.get(name)
-        if flag is not None and flag.effect == "unmodelled" and value is not False:
+        if flag is None or value is None or value is False:
+            continue
+        if flag.effect == "unmodelled":
             raise InputError(
                 f"{flag.aliases[0]} may change memory in a way that is not modelled ({flag.reason}); leave "
                 "it out, or pass --allow-unmodelled to plan without it"
             )
+        if isinstance(value, Mapping):
+            check_keys(name, value, release)
 
 
 def _environment(value: Any) -> dict[str, str]:
