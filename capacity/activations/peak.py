@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vllm_capacity.activations.compile import compile_phase, draft_compile_phase
 from vllm_capacity.activations.encoder import encoder_phases
@@ -13,7 +13,8 @@ from vllm_capacity.activations.moe import moe_phases
 from vllm_capacity.activations.sampler import final_phases, needs_topk_buffer, topk_buffer
 from vllm_capacity.activations.workspace import shared_workspace
 from vllm_capacity.context import RankContext
-from vllm_capacity.ledger import Lifetime, MemoryTerm
+from vllm_capacity.device import Device
+from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +134,24 @@ def _cublas(ctx: RankContext) -> tuple[MemoryTerm, ...]:
     return (cublas_workspace(ctx, Lifetime.PROFILE_PERSISTENT),)
 
 
+def cublas_bytes(device: Device) -> int:
+    """PyTorch's cuBLAS workspace per stream: 32 MiB from Hopper on, 8.125 MiB before."""
+    return 4096 * 8 * 1024 if device.sm >= 90 else 4096 * 1024 * 2 + 16 * 1024 * 8
+
+
 def cublas_workspace(ctx: RankContext, lifetime: Lifetime) -> MemoryTerm:
     """The cuBLAS workspace with the lifetime that the release gives it."""
-    large = 4096 * 8 * 1024
-    small = 4096 * 1024 * 2 + 16 * 1024 * 8
-    n_bytes = large if ctx.device.sm >= 90 else small
-    t = persistent(
+    n_bytes = cublas_bytes(ctx.device)
+    return term(
         "cublas_workspace",
+        Component.WORKSPACE,
         "workspace",
-        "PyTorch, ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize",
-        low=n_bytes if ctx.device.sm == 90 else small,
-        workspace=n_bytes,
+        lifetime=lifetime,
+        source="PyTorch, ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize",
+        low=n_bytes if ctx.device.sm <= 90 else 4096 * 1024 * 2 + 16 * 1024 * 8,
         note="CUBLAS_WORKSPACE_CONFIG changes it",
+        workspace=n_bytes,
     )
-    return replace(t, lifetime=lifetime)
 
 
 def _pipeline_buffers(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:

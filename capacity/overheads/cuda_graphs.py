@@ -8,12 +8,11 @@ number of captured sizes times layers; the bytes per size and layer are measured
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from vllm_capacity.activations.layers import attention_width
 from vllm_capacity.activations.live import share
 from vllm_capacity.activations.moe import ExpertsKernel, experts_kernel
-from vllm_capacity.activations.peak import cublas_workspace
+from vllm_capacity.activations.peak import cublas_bytes
 from vllm_capacity.architecture.modules import Attention, DenseMLP, MixtureOfExperts
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
@@ -56,8 +55,7 @@ def graph_estimate(ctx: RankContext) -> MemoryTerm | None:
     """vLLM's own estimate of the graphs on this rank; None where it makes none."""
     if not captures(ctx) or not estimates(ctx):
         return None
-    kind = "graph_nodes_estimate"
-    return replace(_graphs(ctx, "cuda_graph_estimate", kind), lifetime=Lifetime.AFTER_PROFILE)
+    return _graphs(ctx, "cuda_graph_estimate", "graph_nodes_estimate")
 
 
 def cuda_graph_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
@@ -72,35 +70,32 @@ def cuda_graph_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
 def _graphs(ctx: RankContext, name: str, component: str) -> MemoryTerm:
     """pool + captures x layers x bytes per node set."""
     found = measured(ctx, component + _kernels(ctx))
-    sizes = ctx.engine.cudagraph_capture_sizes
-    layers = sum(count for _, count in ctx.layers)
-    splits = measured(ctx, "graph_attention_splits").n_bytes
-    values = {
-        "largest": max(sizes),
-        "live": _live_elements(ctx),
-        "el": DTYPE_BYTES[ctx.engine.dtype],
-        "splits": splits,
-        "heads": _split_heads(ctx),
-        "cublas": cublas_workspace(ctx, Lifetime.AFTER_PROFILE).n_bytes,
-        "captures": graph_count(ctx),
-        "layers": layers,
-        "node": found.n_bytes,
-    }
-    t = term(
+    largest = max(ctx.engine.cudagraph_capture_sizes)
+    count = graph_count(ctx)
+    layers = sum([count for _, count in ctx.layers])
+    live, el = _live_elements(ctx), DTYPE_BYTES[ctx.engine.dtype]
+    splits, heads = measured(ctx, "graph_attention_splits").n_bytes, _split_heads(ctx)
+    cublas = cublas_bytes(ctx.device)
+    pool = largest * (live * el + splits * heads * 4) + 2 * cublas
+    return term(
         name,
         Component.CUDA_GRAPHS,
         "largest * (live * el + splits * heads * 4) + 2 * cublas + captures * layers * node",
         allocator=Allocator.CUDA,
         lifetime=Lifetime.AFTER_PROFILE,
         source=SOURCE,
+        low=pool + count * layers * found.low,
+        high=pool + count * layers * found.high,
         note=f"largest size's pool; driver memory per capture and layer ({found.name}: {found.origin})",
-        **values,
-    )
-    count = graph_count(ctx) * layers
-    return replace(
-        t,
-        low=t.n_bytes - count * (found.n_bytes - found.low),
-        high=t.n_bytes + count * (found.high - found.n_bytes),
+        largest=largest,
+        live=live,
+        el=el,
+        splits=splits,
+        heads=heads,
+        cublas=cublas,
+        captures=count,
+        layers=layers,
+        node=found.n_bytes,
     )
 
 
