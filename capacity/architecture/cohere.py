@@ -32,21 +32,23 @@ def cohere2(config: ModelConfig, release: Release) -> Architecture:
 
     Without `layer_types` every `sliding_window_pattern`-th layer (4th) is full (Cohere2Config).
     """
-    del release
+    extra = 1 if release.has("cohere_window_plus_one") else 0
     pattern = config.size("sliding_window_pattern", 4)
     layers = range(config.num_hidden_layers)
     return _cohere(
         config,
         layer_kinds(config, ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in layers]),
+        extra,
     )
 
 
-def _cohere(config: ModelConfig, kinds: tuple[str, ...]) -> Architecture:
+def _cohere(config: ModelConfig, kinds: tuple[str, ...], extra: int = 0) -> Architecture:
+    """`extra` tokens more than the config's window."""
     if not common.tied(config, default=True):
         raise InputError(f"{config.name}: CohereForCausalLM needs tie_word_embeddings true (vLLM asserts it)")
     hidden, head_size = config.hidden_size, plain_head_dim(config)
     has_norms = config.boolean("use_qk_norm", False)
-    window = config.integer("sliding_window", 4096) or None
+    window = config.integer("sliding_window", 4096) + extra or None
     elsewhere = common.cache_sliding_window(config) if len(set(kinds)) == 1 else None
     feed, feed_forward = dense_feed_forward(config)
 

@@ -22,6 +22,7 @@ from vllm_capacity.architecture.modules import (
     Placement,
     Tensor,
 )
+from vllm_capacity.architecture.vision import multimodal, siglip_vision
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release
@@ -76,6 +77,11 @@ def gemma3(config: ModelConfig, release: Release) -> Architecture:
         norms=FOUR_NORMS,
         head=True,
     )
+
+
+def gemma3_multimodal(config: ModelConfig, release: Release) -> Architecture:
+    """Gemma3ForConditionalGeneration: a SigLIP encoder before the text model."""
+    return multimodal(gemma3(config, release), "Gemma3ForConditionalGeneration", siglip_vision(config))
 
 
 FOUR_NORMS = (

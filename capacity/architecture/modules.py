@@ -251,6 +251,8 @@ class Placed:
     placement: Placement
     shares_storage_with: str | None = None
     """Name of the module whose storage it uses on stages that hold both (tied heads): no bytes of its own there."""
+    count: int = 1
+    """Equal copies (an encoder's blocks), each with its own storage."""
     layers: tuple[int, ...] | None = None
     """Built only on stages that hold at least one of these layers (rope caches of one layer type); None: any stage."""
     allocated_first: bool = False

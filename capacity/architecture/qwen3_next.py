@@ -31,6 +31,7 @@ from vllm_capacity.architecture.modules import (
     Tensor,
 )
 from vllm_capacity.architecture.state_space import gated_delta_modules, gated_delta_net
+from vllm_capacity.architecture.vision import multimodal, qwen3_vision
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release
@@ -71,6 +72,18 @@ def qwen3_5_moe(config: ModelConfig, release: Release) -> Architecture:
     """Qwen3_5MoeForCausalLM: every layer is sparse."""
     del release
     return qwen3_5_text(config, sparse=True, name="Qwen3_5MoeForCausalLM")
+
+
+def qwen3_5_multimodal(config: ModelConfig, release: Release) -> Architecture:
+    """Qwen3_5ForConditionalGeneration: Qwen3-VL's encoder before the dense text model."""
+    return multimodal(qwen3_5(config, release), "Qwen3_5ForConditionalGeneration", qwen3_vision(config))
+
+
+def qwen3_5_moe_multimodal(config: ModelConfig, release: Release) -> Architecture:
+    """Qwen3_5MoeForConditionalGeneration."""
+    return multimodal(
+        qwen3_5_moe(config, release), "Qwen3_5MoeForConditionalGeneration", qwen3_vision(config)
+    )
 
 
 def qwen3_5_text(config: ModelConfig, *, sparse: bool, name: str) -> Architecture:

@@ -75,6 +75,8 @@ FEATURES: tuple[Feature, ...] = (
     Feature("mamba_all_speculative_blocks", "0.22.0", "0.31.0",
             "v1/kv_cache_interface.py: MambaSpec.max_memory_usage_bytes",
             "mamba cache mode 'all' adds the speculative blocks"),
+    Feature("cohere_window_plus_one", "0.29.0", None, "model_executor/models/commandr.py: CohereAttention",
+            "Cohere 2's sliding layers see one token more than the config's window"),
     Feature("transformers_attention_modules", "0.30.0", None,
             "model_executor/models/transformers/base.py: _create_attention_instances",
             "the Transformers backend's attention layers are modules of the model, so their scales are post-processed"),

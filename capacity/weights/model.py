@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -250,19 +250,25 @@ class _Builder:
                 yield module.name, LayerTensors((tensor,), (), tensor.n_bytes)
 
     def _section(
-        self, modules: Iterable[tuple[str, LayerTensors]], count: int = 1, indices: tuple[int, ...] = ()
+        self,
+        modules: Iterable[tuple[str, LayerTensors]],
+        count: int = 1,
+        indices: tuple[int, ...] = (),
+        copies: Sequence[int] | None = None,
     ) -> Section:
+        """Groups of a section; `copies[i]` equal copies of module i (1 each unless given)."""
         groups: list[ParameterGroup] = []
         built: list[ParameterGroup] = []
         transient, same = 0, True
-        for name, tensors in modules:
-            mine = [_group(name, tensor, count) for tensor in tensors.stored]
+        for i, (name, tensors) in enumerate(modules):
+            many = count if copies is None else count * copies[i]
+            mine = [_group(name, tensor, many) for tensor in tensors.stored]
             groups += mine
             if tensors.built is None:
                 built += mine
             else:
                 same = False
-                built += [_group(name, tensor, count) for tensor in tensors.built]
+                built += [_group(name, tensor, many) for tensor in tensors.built]
             transient = max(transient, tensors.transient_bytes)
         stored = tuple(groups)
         return Section(stored, stored if same else tuple(built), count, indices, transient)
@@ -304,6 +310,7 @@ class _Builder:
         embeddings: list[tuple[str, LayerTensors]] = []
         caches: list[tuple[str, LayerTensors]] = []
         rest: list[tuple[str, LayerTensors]] = []
+        copies: list[int] = []
         dropped: list[ParameterGroup] = []
         seen_other = False
         for placed in here:
@@ -320,7 +327,7 @@ class _Builder:
                 continue
             entry = (
                 module.name,
-                self._tensors(module, "" if module.name.startswith("lm_head") else "model."),
+                self._tensors(module, "" if role_of(module.name) in ("lm_head", "encoder") else "model."),
             )
             if role_of(module.name) == "rope_cache":
                 caches.append(entry)
@@ -333,7 +340,8 @@ class _Builder:
             else:
                 seen_other = True
                 rest.append(entry)
-        after = self._section(rest)
+                copies.append(placed.count)
+        after = self._section(rest, copies=copies)
         if dropped:
             after = Section(after.groups, after.built, 1, (), after.transient_bytes, tuple(dropped))
         return self._section(embeddings), self._section(caches), after
@@ -381,7 +389,8 @@ def parameter_total(architecture: Architecture) -> int:
     count.
     """
     layers = sum(_logical(group.modules) * len(group.indices) for group in architecture.layers)
-    return layers + _logical(tuple(p.module for p in architecture.outside if p.shares_storage_with is None))
+    outside = (p for p in architecture.outside if p.shares_storage_with is None)
+    return layers + sum(_logical((p.module,)) * p.count for p in outside)
 
 
 @lru_cache(maxsize=256)

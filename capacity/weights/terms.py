@@ -152,7 +152,8 @@ def _short(name: str) -> str:
     parts = name.split(".")
     if parts[-1] == "weight" and len(parts) > 1:
         parts = parts[:-1]
-    return _NAME.sub("_", "_".join(parts[-2:])).strip("_")
+    short = _NAME.sub("_", "_".join(parts[-2:])).strip("_")
+    return f"block_{short}" if short[:1].isdigit() else short
 
 
 def _rounding_term(weights: RankWeights, workspace: int, measured: bool, max_split: bool) -> MemoryTerm:

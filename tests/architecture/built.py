@@ -94,7 +94,7 @@ class Case:
                     spec["num_kv_heads"],
                     spec["head_size"],
                     spec.get("head_size_v", spec["head_size"]),
-                    spec.get("sliding_window"),
+                    spec.get("sliding_window") or spec.get("attention_chunk_size"),
                 ] += spec["layers"]
         return found
 
@@ -152,7 +152,13 @@ def kv_layers(ctx: RankContext) -> Counter[tuple[Any, ...]]:
                     found["latent", size + size // 128 * 4] += count
             elif isinstance(mixer, Attention) and not mixer.shares_kv:
                 heads = max(1, mixer.num_kv_heads // tp)
-                found["heads", heads, mixer.head_size, mixer.head_size_v, mixer.sliding_window] += count
+                found[
+                    "heads",
+                    heads,
+                    mixer.head_size,
+                    mixer.head_size_v,
+                    mixer.sliding_window or mixer.chunk_size,
+                ] += count
     return found
 
 

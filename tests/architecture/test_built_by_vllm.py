@@ -13,7 +13,13 @@ from vllm_capacity.weights.rank import rank_weights
 
 CASES = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 
-UNREGISTERED = ("topk_indices_buffer", "_layernorm.weight", "attn._")
+UNREGISTERED = (
+    "topk_indices_buffer",
+    "deepstack_input_embeds",
+    "_layernorm.weight",
+    "qk_norm.weight",
+    "attn._",
+)
 """What vLLM holds outside parameters and buffers: in the bytes, not in the table of tensors."""
 
 

@@ -61,6 +61,12 @@ EXPLAINED: dict[str, Callable[[Architecture], int]] = {
     "zai-org/GLM-5-bf16": prediction_layer(),
     "Qwen/Qwen3-Next-80B-A3B-Instruct": prediction_layer(),
     "XiaomiMiMo/MiMo-7B-Base": prediction_layer(),
+    "Qwen/Qwen3.5-9B": prediction_layer(),
+    "Qwen/Qwen3.5-27B": prediction_layer(),
+    "Qwen/Qwen3.5-35B-A3B": prediction_layer(),
+    "Qwen/Qwen3.5-122B-A10B": prediction_layer(),
+    "Qwen/Qwen3.5-397B-A17B": prediction_layer(),
+    "google/medgemma-27b-it": tied_head,
     "tiiuae/falcon-7b": tied_head,
     "tiiuae/falcon-7b-instruct": tied_head,
     "tiiuae/falcon-40b": tied_head,
@@ -70,6 +76,9 @@ EXPLAINED: dict[str, Callable[[Architecture], int]] = {
     # the config at hand is a fine-tune's with 50,295 instead of 51,200 rows: embedding, head and head bias
     # differ
     "microsoft/phi-2": lambda a: (51200 - a.vocab_size) * (2 * a.hidden_size + 1),
+    # the config at hand has 262,144 rows, the checkpoint 262,208
+    "google/gemma-3-4b-it": lambda a: 64 * a.hidden_size,
+    "google/gemma-3-12b-it": lambda a: 64 * a.hidden_size,
     # configs reconstructed without the key that decides: Mamba's gated norm, q, k and v biases
     "tiiuae/Falcon-H1-7B-Instruct": lambda a: a.num_hidden_layers * 3072,
     "zai-org/GLM-4-32B-0414": lambda a: -a.num_hidden_layers * (48 + 2 * 2) * 128,

@@ -1,0 +1,127 @@
+"""Qwen3-VL, Qwen3-VL-MoE, Qwen2.5-VL and GLM-4.5V: their text families behind an encoder.
+
+Source: vllm/model_executor/models/qwen3_vl.py, qwen3_vl_moe.py, qwen2_5_vl.py, glm4_1v.py (0.26.0). Qwen3-VL
+allocates one
+[max_num_batched_tokens, hidden] buffer per deepstack level at construction (qwen3_vl.py:1756-1760).
+"""
+
+from __future__ import annotations
+
+from vllm_capacity.architecture import common
+from vllm_capacity.architecture.glm4_moe import glm4_moe
+from vllm_capacity.architecture.modules import Architecture, Linear, Module, Placed, Shard, Tensor
+from vllm_capacity.architecture.qwen2 import qwen2
+from vllm_capacity.architecture.qwen3 import qwen3
+from vllm_capacity.architecture.qwen3_moe import qwen3_moe
+from vllm_capacity.architecture.vision import everywhere, linear, multimodal, qwen3_vision, vision_part
+from vllm_capacity.inputs.model_config import ModelConfig
+from vllm_capacity.releases.release import Release
+
+
+def qwen3_vl(config: ModelConfig, release: Release) -> Architecture:
+    """Qwen3VLForConditionalGeneration."""
+    return multimodal(qwen3(config, release), "Qwen3VLForConditionalGeneration", _qwen3_encoder(config))
+
+
+def qwen3_vl_moe(config: ModelConfig, release: Release) -> Architecture:
+    """Qwen3VLMoeForConditionalGeneration."""
+    return multimodal(
+        qwen3_moe(config, release), "Qwen3VLMoeForConditionalGeneration", _qwen3_encoder(config)
+    )
+
+
+def qwen2_5_vl(config: ModelConfig, release: Release) -> Architecture:
+    """Qwen2_5_VLForConditionalGeneration."""
+    return multimodal(qwen2(config, release), "Qwen2_5_VLForConditionalGeneration", _qwen2_5_encoder(config))
+
+
+def glm4v_moe(config: ModelConfig, release: Release) -> Architecture:
+    """Glm4vMoeForConditionalGeneration."""
+    return multimodal(glm4_moe(config, release), "Glm4vMoeForConditionalGeneration", _glm4v_encoder(config))
+
+
+def _qwen3_encoder(config: ModelConfig) -> tuple[Placed, ...]:
+    levels = vision_part(config).get("deepstack_visual_indexes") or []
+    buffer = Tensor(
+        name="visual.deepstack_input_embeds", shape=(config.hidden_size,), buffer=True, per_token=True
+    )
+    return (*qwen3_vision(config), *everywhere((buffer,), len(levels)))
+
+
+def _qwen2_5_encoder(config: ModelConfig) -> tuple[Placed, ...]:
+    vision = vision_part(config)
+    hidden, width = vision.size("hidden_size", 1280), vision.size("intermediate_size", 3420)
+    patch, head = vision.size("patch_size", 14), hidden // vision.size("num_heads", 16)
+    pixels = vision.size("in_channels", 3) * vision.size("temporal_patch_size", 2) * patch * patch
+    merged = hidden * vision.size("spatial_merge_size", 2) ** 2
+    prefix = "visual.blocks.0"
+    return (
+        *everywhere(
+            (
+                Tensor(name="visual.patch_embed.proj.weight", shape=(hidden, pixels)),
+                Tensor(name="visual.rotary_pos_emb.cos_sin_cache", shape=(8192, head // 2), buffer=True),
+            )
+        ),
+        *everywhere(
+            (
+                *common.norm(f"{prefix}.norm1", hidden),
+                *common.norm(f"{prefix}.norm2", hidden),
+                Linear(
+                    name=f"{prefix}.attn.qkv",
+                    inputs=hidden,
+                    outputs=(hidden,) * 3,
+                    shard=Shard.COLUMN,
+                    bias=True,
+                ),
+                linear(f"{prefix}.attn.proj", hidden, hidden, Shard.ROW),
+                *common.gated_mlp(hidden, width, prefix=f"{prefix}.mlp", bias=True),
+            ),
+            vision.size("depth", 32),
+        ),
+        *everywhere(
+            (
+                *common.norm("visual.merger.ln_q", hidden),
+                linear("visual.merger.mlp.0", merged, merged, Shard.COLUMN),
+                linear("visual.merger.mlp.2", merged, vision.size("out_hidden_size", 3584), Shard.ROW),
+            )
+        ),
+    )
+
+
+def _glm4v_encoder(config: ModelConfig) -> tuple[Placed, ...]:
+    vision = vision_part(config)
+    hidden, width, out = (
+        vision.size("hidden_size", 1536),
+        vision.size("out_hidden_size", 4096),
+        vision.size("out_hidden_size", 4096),
+    )
+    patch, merge = vision.size("patch_size", 14), vision.size("spatial_merge_size", 2)
+    pixels = vision.size("in_channels", 3) * vision.size("temporal_patch_size", 2) * patch * patch
+    positions = (vision.size("image_size", 336) // patch) ** 2
+    head = hidden // vision.size("num_heads", 12)
+    bias = bool(vision.get("attention_bias", False))
+    prefix = "visual.blocks.0"
+    modules: tuple[Module, ...] = (
+        Tensor(name="visual.patch_embed.proj.weight", shape=(hidden, pixels)),
+        Tensor(name="visual.patch_embed.proj.bias", shape=(hidden,)),
+        Tensor(name="visual.embeddings.position_embedding.weight", shape=(positions, hidden)),
+        Tensor(name="visual.embeddings.position_ids", shape=(1, positions), dtype="int64", buffer=True),
+        Tensor(name="visual.rotary_pos_emb.cos_sin_cache", shape=(8192, head // 2), buffer=True),
+        *common.norm("visual.post_conv_layernorm", hidden),
+        *common.norm("visual.post_layernorm", hidden),
+        Tensor(name="visual.downsample.weight", shape=(out, hidden, merge, merge)),
+        Tensor(name="visual.downsample.bias", shape=(out,)),
+        linear("visual.merger.proj", out, out, Shard.COLUMN, bias=False),
+        *common.norm("visual.merger.post_projection_norm", out, bias=True),
+        *common.gated_mlp(out, vision.size("intermediate_size", 10944), prefix="visual.merger"),
+    )
+    blocks: tuple[Module, ...] = (
+        *common.norm(f"{prefix}.norm1", hidden),
+        *common.norm(f"{prefix}.norm2", hidden),
+        Linear(
+            name=f"{prefix}.attn.qkv", inputs=hidden, outputs=(hidden,) * 3, shard=Shard.COLUMN, bias=bias
+        ),
+        linear(f"{prefix}.attn.proj", hidden, hidden, Shard.ROW, bias=False),
+        *common.gated_mlp(hidden, width, prefix=f"{prefix}.mlp"),
+    )
+    return (*everywhere(modules), *everywhere(blocks, vision.size("depth", 24)))
