@@ -43,7 +43,7 @@ def granite_hybrid(config: ModelConfig, release: Release) -> Architecture:
     """GraniteMoeHybridForCausalLM: experts and a shared MLP, each only where the config has them."""
     del release
     hidden = config.hidden_size
-    kinds = layer_kinds(config, _granite_kinds(config))
+    kinds = [_granite_kind(config, kind) for kind in layer_kinds(config, _granite_kinds(config))]
     mamba = _granite_mamba(config)
     attention = grouped_attention(
         config, plain_head_dim(config), rope=config.get("position_embedding_type") == "rope"
@@ -88,6 +88,15 @@ def granite_hybrid(config: ModelConfig, release: Release) -> Architecture:
         supports_mamba_prefix_caching=True,
         outside=common.every_stage_placement(config.vocab_size, hidden, tied=tied, rope=caches),
     )
+
+
+def _granite_kind(config: ModelConfig, kind: str) -> str:
+    """transformers 5.13 renamed the kinds (granitemoehybrid.py:318-325)."""
+    if kind in ("mamba", "linear_attention"):
+        return "mamba"
+    if kind in ("attention", "full_attention"):
+        return "attention"
+    raise InputError(f"{config.name}: config key 'layer_types' holds {kind!r}; known: attention, mamba")
 
 
 def _granite_kinds(config: ModelConfig) -> Sequence[str]:

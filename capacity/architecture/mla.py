@@ -110,6 +110,13 @@ def _indexer_modules(
                 quantised=False,
             ),
         )
+    if release.has("sparse_index_groups"):
+        # each layer that computes its own top-k opens a group (SparseMLAIndexGroupBuilder.register_layer,
+        # v1/attention/backends/mla/index_group.py:349-405, 0.33.0)
+        for name, shape in (("physical_topk_indices", (indexer.top_k,)), ("valid_topk_counts", ())):
+            modules += (
+                Tensor(name=f"{prefix}.{name}", shape=shape, dtype="int32", buffer=True, per_decode_row=True),
+            )
     # vLLM's LayerNorm keeps fp32 parameters (layers/layernorm.py)
     return (*modules, *common.norm(f"{prefix}.k_norm", size, bias=True, dtype="float32"))
 

@@ -1,7 +1,9 @@
 """What a model is made of, before any layout: modules, mixers, layers, `Architecture`.
 
-Families (`architecture/<family>.py`) build an `Architecture` from a `ModelConfig`. `weights/` turns its modules into
-tensors per rank; `kv_cache/` turns its mixers into KV specs; `activations/` reads both. Nothing here knows about ranks,
+Families (`architecture/<family>.py`) build an `Architecture` from a `ModelConfig`. `weights/` turns its
+modules into
+tensors per rank; `kv_cache/` turns its mixers into KV specs; `activations/` reads both. Nothing here knows
+about ranks,
 releases or bytes.
 """
 
@@ -40,12 +42,16 @@ class Linear:
     """Whole on every rank where the MoE runs sequence-parallel: shared experts built with `disable_tp`."""
     num_groups: int = 0
     grouped: tuple[int, ...] = ()
-    """Positions in `outputs` of slices made of `num_groups` groups (Mamba2's B and C): a rank holds at least one group."""
+    """Positions in `outputs` of slices made of `num_groups` groups (Mamba2's B and C): a rank holds at
+    least one group.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QkvLinear:
-    """QKVParallelLinear: query heads divided by tp, KV heads divided or, when there are fewer than tp, replicated."""
+    """QKVParallelLinear: query heads divided by tp, KV heads divided or, when there are fewer than tp,
+    replicated.
+    """
 
     name: str
     inputs: int
@@ -90,9 +96,12 @@ class VocabEmbedding:
 class Tensor:
     """Any other parameter or buffer. `shard_dim` is the dimension divided by tp (None: replicated).
 
-    `kv_replicated` divides by min(tp, shape[shard_dim]-like KV-head count) instead: give the KV-head count in `kv_heads`.
-    `buffer` marks what is not a parameter (rope caches, scale placeholders): it counts as weights bytes, not in the
-    parameter total. `per_token`: one more leading dimension, max_num_batched_tokens (buffers that model construction sizes
+    `kv_replicated` divides by min(tp, shape[shard_dim]-like KV-head count) instead: give the KV-head count in
+    `kv_heads`.
+    `buffer` marks what is not a parameter (rope caches, scale placeholders): it counts as weights bytes, not
+    in the
+    parameter total. `per_token`: one more leading dimension, max_num_batched_tokens (buffers that model
+    construction sizes
     for a whole batch). `eager_dtype` is the dtype where custom ops are on (`--enforce-eager`), if it differs.
     """
 
@@ -103,6 +112,10 @@ class Tensor:
     buffer: bool = False
     kv_heads: int | None = None
     per_token: bool = False
+    per_decode_row: bool = False
+    """One more leading dimension: the rows of a decode batch, min(max_num_batched_tokens, max_num_seqs x
+    query length) + 1.
+    """
     whole_extra: int = 0
     """Further elements of `shard_dim` that every rank holds in full."""
     eager_dtype: str | None = None
@@ -174,7 +187,8 @@ class StateSpaceKind(StrEnum):
 class StateSpace:
     """A mixer with a fixed-size state per sequence. Fields that a kind does not use stay 0.
 
-    `inner_size`: d_inner (mamba), conv dim (short conv). GDN/KDA use `num_key_heads/num_value_heads/key_head_dim/
+    `inner_size`: d_inner (mamba), conv dim (short conv). GDN/KDA use
+    `num_key_heads/num_value_heads/key_head_dim/
     value_head_dim`. Shapes per rank: `kv_cache/state_shapes.py`.
     """
 
@@ -191,7 +205,9 @@ class StateSpace:
     value_head_dim: int = 0
     chunk_size: int = 0
     ssm_dtype: str | None = None
-    """What the model's config asks for the recurrent state with `--mamba-ssm-cache-dtype auto`; None: conv dtype."""
+    """What the model's config asks for the recurrent state with `--mamba-ssm-cache-dtype auto`; None: conv
+    dtype.
+    """
 
 
 Mixer = Attention | MultiHeadLatentAttention | StateSpace
@@ -250,20 +266,27 @@ class Placed:
     module: Module
     placement: Placement
     shares_storage_with: str | None = None
-    """Name of the module whose storage it uses on stages that hold both (tied heads): no bytes of its own there."""
+    """Name of the module whose storage it uses on stages that hold both (tied heads): no bytes of its own
+    there.
+    """
     count: int = 1
     """Equal copies (an encoder's blocks), each with its own storage."""
     layers: tuple[int, ...] | None = None
-    """Built only on stages that hold at least one of these layers (rope caches of one layer type); None: any stage."""
+    """Built only on stages that hold at least one of these layers (rope caches of one layer type); None:
+    any stage.
+    """
     allocated_first: bool = False
-    """With `shares_storage_with`: vLLM allocates the module and then drops its storage, which raises the load peak."""
+    """With `shares_storage_with`: vLLM allocates the module and then drops its storage, which raises the
+    load peak.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Architecture:
     """The layers that vLLM builds for a model, whatever the layout; equal only to itself.
 
-    `parameters` elsewhere means the sum over all modules of a single-GPU layout, buffers left out, tied heads once.
+    `parameters` elsewhere means the sum over all modules of a single-GPU layout, buffers left out, tied heads
+    once.
     """
 
     name: str
@@ -291,7 +314,8 @@ class Architecture:
     @property
     def num_experts(self) -> int:
         return max(
-            (g.feed_forward.num_experts for g in self.layers if isinstance(g.feed_forward, MixtureOfExperts)), default=0
+            (g.feed_forward.num_experts for g in self.layers if isinstance(g.feed_forward, MixtureOfExperts)),
+            default=0,
         )
 
     @property

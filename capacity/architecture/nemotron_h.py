@@ -27,7 +27,15 @@ from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release
 
-_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+_LETTERS = {
+    "mamba": "M",
+    "linear_attention": "M",
+    "attention": "*",
+    "full_attention": "*",
+    "mlp": "-",
+    "moe": "E",
+}
+"""Names of layer kinds; transformers renamed two of them in 5.13."""
 
 
 def nemotron_h(config: ModelConfig, release: Release) -> Architecture:

@@ -75,6 +75,8 @@ FEATURES: tuple[Feature, ...] = (
     Feature("mamba_all_speculative_blocks", "0.22.0", "0.31.0",
             "v1/kv_cache_interface.py: MambaSpec.max_memory_usage_bytes",
             "mamba cache mode 'all' adds the speculative blocks"),
+    Feature("sparse_index_groups", "0.30.0", None, "v1/attention/backends/mla/index_group.py",
+            "sparse attention keeps a buffer of top-k indices per indexer layer, max_num_seqs rows each"),
     Feature("cohere_window_plus_one", "0.29.0", None, "model_executor/models/commandr.py: CohereAttention",
             "Cohere 2's sliding layers see one token more than the config's window"),
     Feature("transformers_attention_modules", "0.30.0", None,

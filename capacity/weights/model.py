@@ -294,6 +294,10 @@ class _Builder:
 
     def _plain_tensor(self, tensor: Tensor) -> LayerTensors:
         shape = shard_tensor(tensor, self.layout)
+        if tensor.per_decode_row:
+            engine = self.ctx.engine
+            rows = engine.max_num_seqs * (1 + engine.num_speculative_tokens)
+            shape = (min(engine.max_num_batched_tokens, rows) + 1, *shape)
         if tensor.per_token:
             shape = (self.tokens, *shape)
         dtype = tensor.dtype or self.dtype
