@@ -165,6 +165,8 @@ def method_of(ctx: RankContext) -> QuantisationMethod:
         ctx.release.version,
         ctx.device,
         moe_backend,
+        engine.args.other("linear_backend"),
+        ctx.architecture.is_multimodal,
         tuple(sorted(engine.environment.items())),
         config.name,
     )
@@ -176,7 +178,9 @@ def method_of(ctx: RankContext) -> QuantisationMethod:
         context = QuantContext(
             dtype=engine.dtype, device=ctx.device, release=ctx.release, parallel=engine.parallel, block=block,
             model=config.name, model_type=config.text_model_type or config.model_type,
-            environment=engine.environment, moe_backend=moe_backend,
+            environment=engine.environment, moe_backend=moe_backend, text=config.text,
+            is_multimodal=ctx.architecture.is_multimodal,
+            linear_backend=str(engine.args.other("linear_backend") or "auto"),
         )  # fmt: skip
         method = _METHODS[key] = quantisation_method(engine.quantization or checkpoint_method(block), context)
     return method
@@ -198,6 +202,7 @@ class _Builder:
     ) -> None:
         self.layout, self.method, self.tokens, self.eager = layout, method, tokens, eager
         self.dtype, self.release = method.context.dtype, method.context.release
+        self.text = "language_model." if method.context.is_multimodal else ""
         self.first, self.last = pp_rank == 0, pp_rank == layout.parallel.pp - 1
         self.start, self.stop = stage_bounds(num_layers, layout.parallel)[pp_rank]
 
@@ -216,7 +221,7 @@ class _Builder:
             yield self._section(self._layer_modules(group, indices[0]), len(indices), tuple(indices))
 
     def _layer_modules(self, group: LayerGroup, index: int) -> Iterator[tuple[str, LayerTensors]]:
-        prefix = f"model.layers.{index}."
+        prefix = f"{self.text}model.layers.{index}."
         for module in group.modules:
             yield module.name, self._tensors(module, prefix)
             if isinstance(module, Experts) and self.layout.expert_ranks > 1:
@@ -243,7 +248,8 @@ class _Builder:
         """
         for module in group.modules:
             if isinstance(module, Linear) and module.name.endswith("kv_b_proj") and module.quantised:
-                if self.method.name == "unquantised" or self.method.skips(prefix + module.name):
+                scheme = self.method.at(prefix + module.name)
+                if self.method.name == "unquantised" or scheme is None:
                     return
                 local = shard_linear(module, self.layout)
                 tensor = Stored("W_UK_W_UV", (mixer.kv_lora_rank, local.rows), self.dtype)
@@ -278,19 +284,17 @@ class _Builder:
         method = self.method
         if isinstance(module, Tensor):
             return self._plain_tensor(module)
-        quantised = module.quantised and not method.skips(prefix + module.name)
-        if isinstance(module, (Linear, QkvLinear)):
-            local = (
-                shard_linear(module, self.layout)
-                if isinstance(module, Linear)
-                else shard_qkv(module, self.layout)
-            )
-            return method.linear(local) if quantised else plain_linear(local, self.dtype)
+        name = prefix + module.name
+        if isinstance(module, VocabEmbedding):
+            vocab = shard_vocab(module, self.layout)
+            found = method.vocab_at(name)
+            return plain_vocab(vocab, self.dtype) if found is None else found.vocab(vocab)
+        scheme = method.at(name) if module.quantised else None
         if isinstance(module, Experts):
             mine = shard_experts(module, self.layout)
-            return method.experts(mine) if quantised else plain_experts(mine, self.dtype)
-        vocab = shard_vocab(module, self.layout)
-        return method.vocab(vocab) if quantised else plain_vocab(vocab, self.dtype)
+            return plain_experts(mine, self.dtype) if scheme is None else scheme.experts(mine)
+        local = shard_linear(module, self.layout) if isinstance(module, Linear) else shard_qkv(module, self.layout)
+        return plain_linear(local, self.dtype) if scheme is None else scheme.linear(local)
 
     def _plain_tensor(self, tensor: Tensor) -> LayerTensors:
         shape = shard_tensor(tensor, self.layout)
@@ -322,7 +326,7 @@ class _Builder:
             shared = placed.shares_storage_with in names if placed.shares_storage_with else False
             if shared:
                 if placed.allocated_first:
-                    tensors = self._tensors(module, "")
+                    tensors = self._tensors(module, self._outside_prefix(module.name))
                     dropped += [
                         _group(module.name, tensor, 1)
                         for tensor in tensors.as_built
@@ -331,7 +335,7 @@ class _Builder:
                 continue
             entry = (
                 module.name,
-                self._tensors(module, "" if role_of(module.name) in ("lm_head", "encoder") else "model."),
+                self._tensors(module, self._outside_prefix(module.name)),
             )
             if role_of(module.name) == "rope_cache":
                 caches.append(entry)
@@ -349,6 +353,10 @@ class _Builder:
         if dropped:
             after = Section(after.groups, after.built, 1, (), after.transient_bytes, tuple(dropped))
         return self._section(embeddings), self._section(caches), after
+
+    def _outside_prefix(self, name: str) -> str:
+        role = role_of(name)
+        return "" if role == "encoder" else self.text if role == "lm_head" else f"{self.text}model."
 
     def _is_here(self, placed: Placed) -> bool:
         placement = placed.placement

@@ -69,31 +69,18 @@ class QuantContext:
     model_type: str = ""
     environment: Mapping[str, str] | None = None
     moe_backend: str = "auto"
+    text: Mapping[str, Any] | None = None
+    """The text part of the config: a few methods depend on it (DeepSeek-V4's `expert_dtype`)."""
+    is_multimodal: bool = False
+    """The text model's modules carry the prefix `language_model.`."""
+    linear_backend: str = "auto"
 
 
-class QuantisationMethod(ABC):
-    """One method for one checkpoint and device. Shapes are one rank's; methods raise RefusedError where vLLM
-    does.
-
-    Modules marked `quantised=False` never get here. `skips` is asked with vLLM's full prefix
-    ('model.layers.3.mlp.gate_up_proj'), once per class of layers: `layer_class` is equal for layers that it
-    treats alike.
-    """
-
-    name: str = ""
+class Scheme(ABC):
+    """How one layer is stored: what a QuantisationMethod chooses for a prefix. Shapes are one rank's."""
 
     def __init__(self, context: QuantContext) -> None:
         self.context = context
-
-    def skips(self, prefix: str) -> bool:
-        """True where vLLM leaves this layer unquantised."""
-        del prefix
-        return False
-
-    def layer_class(self, index: int) -> Hashable:
-        """What the ignore list says about layer `index` in particular; None where nothing."""
-        del index
-        return None
 
     @abstractmethod
     def linear(self, layer: LocalLinear) -> LayerTensors:
@@ -107,14 +94,44 @@ class QuantisationMethod(ABC):
         """Embedding or head; most methods leave them unquantised."""
         return plain_vocab(layer, self.context.dtype)
 
+    def padded_experts(self, layer: LocalExperts) -> tuple[int, int]:
+        """(hidden size, intermediate size per rank) after `maybe_roundup_sizes`."""
+        return layer.hidden_size, layer.intermediate_size
+
+
+class QuantisationMethod(Scheme):
+    """One method for one checkpoint and device; methods raise RefusedError where vLLM does.
+
+    Modules marked `quantised=False` never get here. `at` and `skips` are asked with the full prefix
+    ('model.layers.3.mlp.gate_up_proj'), once per class of layers: `layer_class` is equal for layers that the
+    method treats alike.
+    """
+
+    name: str = ""
+
+    def skips(self, prefix: str) -> bool:
+        """True where vLLM leaves this layer unquantised."""
+        del prefix
+        return False
+
+    def at(self, prefix: str) -> Scheme | None:
+        """The scheme of a linear layer or of experts ('...mlp.experts'); None: unquantised."""
+        return None if self.skips(prefix) else self
+
+    def vocab_at(self, prefix: str) -> Scheme | None:
+        """The scheme of an embedding or head; most methods leave them unquantised."""
+        del prefix
+        return None
+
+    def layer_class(self, index: int) -> Hashable:
+        """What the ignore list says about layer `index` in particular; None where nothing."""
+        del index
+        return None
+
     def loads_kv_scales(self, *, mla: bool) -> bool:
         """True where the method gives attention layers scales to load (a BaseKVCacheMethod)."""
         del mla
         return False
-
-    def padded_experts(self, layer: LocalExperts) -> tuple[int, int]:
-        """(hidden size, intermediate size per rank) after `maybe_roundup_sizes`."""
-        return layer.hidden_size, layer.intermediate_size
 
     @property
     def uses_quant_fp8(self) -> bool:
