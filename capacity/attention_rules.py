@@ -122,6 +122,8 @@ def _flashinfer_kv(case: Case) -> Iterable[str]:
 
 def _flashinfer_combination(case: Case) -> str | None:
     query = case.query
+    if not case.release.has("flashinfer_nvfp4_fa2"):
+        return None
     if query.kv_cache_dtype.startswith("nvfp4") and case.major in (8, 9, 12):
         if query.head_size == 64:
             return "fa2 prefill misreads an NVFP4 KV cache at head_size 64"

@@ -44,6 +44,10 @@ def _flashinfer_sparse_reason(case: Case) -> str | None:
     return None
 
 
+def _flashinfer_sparse_head(case: Case) -> bool:
+    return case.query.head_size in ((512, 576) if case.release.has("mla_head_512") else (576,))
+
+
 def _flash_sparse_reason(case: Case) -> str | None:
     if case.query.kv_cache_dtype not in PLAIN_KV:
         return "FlashAttention MLA Sparse currently supports only FP16/BF16 KV cache"
@@ -69,9 +73,23 @@ def _flashmla_sparse_kv(case: Case) -> Iterable[str]:
 
 def _flashmla_sparse_head(case: Case) -> bool:
     if case.query.head_size == 512:
-        nope = case.query.qk_rope_head_dim == 0 and case.major == 9
-        return nope and case.release.has("flashmla_sparse_nope")
+        return case.release.has("flashmla_sparse_head_512") or case.release.has("flashmla_sparse_nope")
     return case.query.head_size == 576
+
+
+def _flashmla_sparse_reason(case: Case) -> str | None:
+    query = case.query
+    if query.head_size != 512 or not case.release.has("flashmla_sparse_nope"):
+        return None
+    kinds = PLAIN_KV | {"fp8_ds_mla"} if case.release.has("sparse_mla_any_block") else PLAIN_KV
+    if query.kv_cache_dtype not in kinds or case.major != 9:
+        return (
+            "FLASHMLA_SPARSE supports head_size 512 only with bf16 kv-cache on SM90 (NoPE), got "
+            f"kv_cache_dtype={query.kv_cache_dtype}"
+        )
+    if query.qk_rope_head_dim:
+        return "FLASHMLA_SPARSE supports head_size 512 only for rope-free (NoPE) models"
+    return None
 
 
 def _sm90_sparse_reason(case: Case) -> str | None:
@@ -158,6 +176,7 @@ LATENT_BACKENDS: dict[str, BackendRule] = {
         multiples=lambda c: _sparse_any(c) and not (c.query.quantised_kv and c.major == 10),
         dtypes=frozenset({"bfloat16"}),
         head_size=_flashmla_sparse_head,
+        combination=_flashmla_sparse_reason,
         capability=majors(9, 10),
     ),
     "FLASHINFER_MLA_SPARSE": BackendRule(
@@ -166,7 +185,7 @@ LATENT_BACKENDS: dict[str, BackendRule] = {
         multiples=_sparse_any,
         mla=True,
         sparse=True,
-        head_size=lambda c: c.query.head_size in ((512, 576) if c.release.has("mla_head_512") else (576,)),
+        head_size=_flashinfer_sparse_head,
         capability=majors(10),
         combination=_flashinfer_sparse_reason,
     ),
@@ -189,7 +208,7 @@ LATENT_BACKENDS: dict[str, BackendRule] = {
         mla=True,
         sparse=True,
         dtypes=frozenset({"bfloat16"}),
-        head_size=lambda c: c.query.head_size == 576,
+        head_size=_flashinfer_sparse_head,
         capability=majors(12),
     ),
 }

@@ -190,6 +190,13 @@ BACKEND_FEATURES: tuple[Feature, ...] = (
         "latent heads of 512 (without a rope part)",
     ),
     Feature(
+        "flashmla_sparse_head_512",
+        "0.20.0",
+        "0.21.0",
+        "v1/attention/backends/mla/flashmla_sparse.py: FlashMLASparseBackend.get_supported_head_sizes",
+        "FLASHMLA_SPARSE takes latent heads of 512",
+    ),
+    Feature(
         "flashmla_sparse_nope",
         "0.31.0",
         None,
