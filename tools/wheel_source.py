@@ -46,6 +46,10 @@ class WheelSource:
         pattern = re.compile(rf"vllm/({re.escape(folder)}/[^/]*\.py)")
         return sorted(match[1] for name in self._zip.namelist() if (match := pattern.fullmatch(name)))
 
+    def members(self) -> list[str]:
+        """Paths of all files of a `.whl`; empty for an unpacked one."""
+        return self._zip.namelist() if self._zip else []
+
     def requirement(self, package: str) -> str | None:
         """What METADATA asks of `package` ('==2.11.0'), without environment marker; None if not named."""
         found = re.search(rf"^Requires-Dist: {re.escape(package)}\s*([^;\n]*)", self.metadata, re.MULTILINE)
