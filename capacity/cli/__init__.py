@@ -18,6 +18,7 @@ from vllm_capacity.errors import CapacityError
 
 COMMANDS = {
     "plan": "Say whether a model starts, how much KV cache it gets, and where every byte goes.",
+    "explain": "From a vLLM log to the cause of a failure and the smallest change that fixes it.",
     "validate": "Run the real vLLM on this machine's GPUs and compare it with the plan.",
     "refine": "Fit correction factors from recorded runs.",
     "models": "Search the bundled model catalogue.",

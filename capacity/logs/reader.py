@@ -243,8 +243,9 @@ class LogReader:
         known = next((f for f in start.failures if f.kind is found.kind and _same(f, found, phase)), None)
         if known is not None:
             known.count += 1
-            if not known.frames and frames:
-                known.frames, known.phase, known.phase_from, known.reason = frames, phase, source, reason
+            better = source in ("traceback", "message") and known.phase_from in ("progress", "")
+            if (not known.frames and frames) or better:
+                known.frames, known.phase, known.phase_from, known.reason = frames or known.frames, phase, source, reason
             for name, value in found.values.items():
                 known.values.setdefault(name, value)
             return

@@ -1,0 +1,401 @@
+"""Changes that would help, each with its effect in numbers, cheapest for the user first.
+
+Where the run could be rebuilt, a change is planned again and the difference is added to what the log shows, so that an error of
+the plan's level cancels. Where it could not, only what follows from the log's own figures is offered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm_capacity.diagnosis.causes import Basis, Finding, Remedy, RuntimeCause
+from vllm_capacity.diagnosis.margins import BUDGET, budget_margin, margin
+from vllm_capacity.diagnosis.rebuild import Rebuilt, logged_free_gib, logged_total_bytes
+from vllm_capacity.engine import EngineArgs
+from vllm_capacity.errors import CapacityError, Reason
+from vllm_capacity.logs.failures import Phase
+from vllm_capacity.logs.record import StartRecord
+from vllm_capacity.plan import Plan, Status
+from vllm_capacity.units import GIB, MIB, gib
+
+MOST = 6
+WORTH_BYTES = 32 * MIB
+
+_LATE = frozenset({Phase.KV_ALLOCATION, Phase.GRAPH_CAPTURE, Phase.SAMPLER_WARMUP, Phase.KERNEL_WARMUP, Phase.REQUEST})
+"""Steps at which the KV cache exists: a smaller share makes room."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    words: str
+    flags: tuple[str, ...]
+    args: EngineArgs
+
+
+def remedies(start: StartRecord, finding: Finding, rebuilt: Rebuilt | None) -> tuple[Remedy, ...]:
+    """Those that make it work first, in the order of what they cost; then those that help without being enough."""
+    found = list(_planned(start, finding, rebuilt)) if rebuilt else []
+    flags = {remedy.flags[:1] for remedy in found}
+    found += [remedy for remedy in _logged(start, finding) if remedy.flags[:1] not in flags or not remedy.flags]
+    found.sort(key=lambda remedy: 0 if remedy.starts else 1 if remedy.starts is None else 2)
+    return tuple(found[:MOST])
+
+
+# -- planned again -----------------------------------------------------------------------------------------------------
+
+
+def _planned(start: StartRecord, finding: Finding, rebuilt: Rebuilt) -> Iterator[Remedy]:
+    plan = rebuilt.plan
+    if finding.cause in (Reason.UNSUPPORTED_BY_RELEASE, RuntimeCause.HOST_MEMORY, RuntimeCause.SHARED_MEMORY,
+                         RuntimeCause.MEMORY_CHANGED, RuntimeCause.WORKSPACE_LOCKED):  # fmt: skip
+        return
+    if finding.cause is RuntimeCause.KV_CACHE_FULL:
+        yield from _more_cache(start, finding, rebuilt)
+        return
+    if finding.cause is Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS:
+        yield from _more_blocks(finding, rebuilt)
+        return
+    before = margin(plan, finding.cause, finding.phase)
+    base = _base(start, finding, plan, before)
+    for change, other in _replanned(start, finding, rebuilt, base):
+        frees = margin(other, finding.cause, finding.phase) - before
+        spare = base + frees
+        starts, why = _starts(finding, plan, other, spare)
+        if frees < WORTH_BYTES and not starts:
+            continue
+        yield Remedy(
+            change=change.words,
+            flags=change.flags,
+            frees_bytes=frees,
+            spare_bytes=spare,
+            starts=starts,
+            basis=Basis.PLANNED,
+            effect=_effect(finding, frees, spare, starts, why),
+            kv_tokens=other.kv_cache.tokens if starts else None,
+        )
+
+
+def _replanned(start: StartRecord, finding: Finding, rebuilt: Rebuilt, base: int = 0) -> Iterator[tuple[_Change, Plan]]:
+    for change in _changes(start, finding, rebuilt, base):
+        try:
+            other = rebuilt.again(change.args)
+        except CapacityError:
+            continue
+        if isinstance(other, Plan):
+            yield change, other
+
+
+def _more_cache(start: StartRecord, finding: Finding, rebuilt: Rebuilt) -> Iterator[Remedy]:
+    """A full cache is relieved by tokens: the planned gain, relative to what was logged."""
+    plan = rebuilt.plan
+    logged = start.count("kv_tokens") or plan.kv_cache.tokens
+    found = []
+    for change, other in _replanned(start, finding, rebuilt):
+        if other.verdict.status is Status.DOES_NOT_START or plan.kv_cache.tokens <= 0:
+            continue
+        frees = other.tightest.budget.available_kv_bytes - plan.tightest.budget.available_kv_bytes
+        tokens = round(logged * other.kv_cache.tokens / plan.kv_cache.tokens)
+        if tokens > logged * 1.02:
+            found.append(
+                Remedy(change=change.words, flags=change.flags, frees_bytes=frees, spare_bytes=None, starts=True, basis=Basis.PLANNED,
+                       effect=f"{logged:,} -> {tokens:,} tokens of KV cache ({gib(frees)} more)", kv_tokens=tokens)
+            )  # fmt: skip
+    yield from found
+
+
+def _more_blocks(finding: Finding, rebuilt: Rebuilt) -> Iterator[Remedy]:
+    """State blocks after a change: the logged number plus what the plan gains, against the sequences of a batch."""
+    plan = rebuilt.plan
+    logged = finding.figures.get("mamba_blocks")
+    blocks = int(logged) if isinstance(logged, (int, float)) else plan.kv_cache.num_blocks
+    start = StartRecord()
+    for change, other in _replanned(start, finding, rebuilt):
+        after = blocks + other.kv_cache.num_blocks - plan.kv_cache.num_blocks
+        sequences = other.engine.max_num_seqs
+        frees = other.tightest.budget.available_kv_bytes - plan.tightest.budget.available_kv_bytes
+        enough = after >= sequences
+        if not enough and frees < WORTH_BYTES:
+            continue
+        yield Remedy(
+            change=change.words, flags=change.flags, frees_bytes=frees, spare_bytes=None, starts=enough, basis=Basis.PLANNED,
+            effect=f"{after:,} state blocks for {sequences:,} sequences; " + ("starts" if enough else f"{sequences - after:,} still missing"),
+            kv_tokens=other.kv_cache.tokens if enough else None,
+        )  # fmt: skip
+
+
+def _base(start: StartRecord, finding: Finding, plan: Plan, planned: int) -> int:
+    """Room at the failing step as the log shows it; as planned where it does not."""
+    if finding.cause is Reason.NO_KV_MEMORY and finding.phase not in (Phase.PROFILE, Phase.KV_ALLOCATION):
+        available = start.smallest("available_kv_gib")
+        if available is not None:
+            needed = min(r.budget.available_kv_bytes for r in plan.ranks) - budget_margin(plan)
+            return round(available * GIB) - needed
+    if finding.missing_bytes is not None:
+        return -finding.missing_bytes
+    return planned
+
+
+def _starts(finding: Finding, plan: Plan, other: Plan, spare: int) -> tuple[bool, str]:
+    """Whether a change is enough, and what stands in its way if not."""
+    if spare < 0:
+        return False, ""
+    verdict = other.verdict
+    if verdict.status is Status.DOES_NOT_START and verdict.reason not in (finding.cause, plan.verdict.reason):
+        return False, verdict.reason.value if verdict.reason else ""
+    return True, ""
+
+
+def _effect(finding: Finding, frees: int, spare: int, starts: bool, why: str) -> str:
+    verb = "frees" if frees >= 0 else "costs"
+    amount = f"{verb} {gib(abs(frees))}"
+    word = "runs" if isinstance(finding.cause, RuntimeCause) else "starts"
+    if starts:
+        return f"{amount}; {word} with {gib(spare)} to spare"
+    if why:
+        return f"{amount}, but then fails for another reason ({why})"
+    return f"{amount}; {gib(-spare)} still missing"
+
+
+def _changes(start: StartRecord, finding: Finding, rebuilt: Rebuilt, base: int) -> Iterator[_Change]:
+    """Settings first, then quality, then speed, then hardware."""
+    plan, args, engine = rebuilt.plan, rebuilt.args, rebuilt.plan.engine
+    total = rebuilt.device.cuda_total_bytes
+    cause, phase = finding.cause, finding.phase
+    yield from _shares(start, finding, rebuilt, base, total)
+    if cause is Reason.ONE_REQUEST_DOES_NOT_FIT:
+        longest = finding.figures.get("estimated_max_len") or plan.verdict.max_model_len_that_fits
+        if longest and int(longest) < plan.kv_cache.max_model_len:
+            yield _Change("shorter requests", ("--max-model-len", str(int(longest))), replace(args, max_model_len=int(longest)))
+    blocks = finding.figures.get("mamba_blocks")
+    if cause is Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS and blocks:
+        yield _Change("fewer sequences a batch", ("--max-num-seqs", str(int(blocks))), replace(args, max_num_seqs=int(blocks)))
+    for sequences in (256, 128, 64, 16):
+        if engine.max_num_seqs > sequences:
+            yield _Change("fewer sequences a batch", ("--max-num-seqs", str(sequences)), replace(args, max_num_seqs=sequences))
+    for tokens in (8192, 4096, 2048):
+        if engine.max_num_batched_tokens > tokens >= min(engine.max_num_seqs, tokens):
+            changed = replace(args, max_num_batched_tokens=tokens)
+            if engine.max_num_seqs > tokens:
+                continue
+            yield _Change("fewer tokens a batch", ("--max-num-batched-tokens", str(tokens)), changed)
+    loras = args.other("max_loras", 1)
+    if args.other("enable_lora") and isinstance(loras, int) and loras > 1:
+        others = {**args.others, "max_loras": 1}
+        yield _Change("one adapter at a time", ("--max-loras", "1"), replace(args, others=others))
+    if plan.architecture.is_multimodal and not args.other("language_model_only"):
+        yield _Change("no images or videos", ("--language-model-only",), replace(args, others={**args.others, "language_model_only": True}))  # fmt: skip
+    sizes = engine.cudagraph_capture_sizes
+    if sizes and max(sizes) > 64 and phase in (Phase.GRAPH_CAPTURE, Phase.GRAPH_ESTIMATE, Phase.MINIMAL_KV):
+        yield _Change(
+            "graphs for small batches only",
+            ("--max-cudagraph-capture-size", "64"),
+            replace(args, max_cudagraph_capture_size=64, cudagraph_capture_sizes=None),
+        )
+    if (cause in BUDGET or cause is RuntimeCause.KV_CACHE_FULL) and engine.kv_cache_dtype in ("auto", "bfloat16", "float16"):
+        yield _Change("8-bit KV cache", ("--kv-cache-dtype", "fp8"), replace(args, kv_cache_dtype="fp8"))
+    if not engine.enforce_eager and phase is not Phase.LOAD:
+        yield _Change("no compilation, no graphs: slower", ("--enforce-eager",), replace(args, enforce_eager=True))
+    if phase in (Phase.LOAD, Phase.REPACK, Phase.UNKNOWN, Phase.PROFILE) or cause in BUDGET:
+        missing = math.ceil(max(-base, 0) / GIB) + 1
+        if not args.other("cpu_offload_gb") and cause is not Reason.ONE_REQUEST_DOES_NOT_FIT:
+            others = {**args.others, "cpu_offload_gb": missing}
+            yield _Change("weights on the host: slow", ("--cpu-offload-gb", str(missing)), replace(args, others=others))
+    tp = engine.parallel.tp
+    if tp < 8 and cause not in (Reason.FREE_BELOW_REQUESTED, RuntimeCause.NCCL_OUT_OF_MEMORY):
+        yield _Change("twice the GPUs", ("--tensor-parallel-size", str(2 * tp)), replace(args, tensor_parallel_size=2 * tp))
+
+
+def _shares(start: StartRecord, finding: Finding, rebuilt: Rebuilt, base: int, total: int) -> Iterator[_Change]:
+    """The utilisation, or the KV bytes, that is just enough."""
+    args, utilization = rebuilt.args, rebuilt.plan.engine.gpu_memory_utilization
+    fixed = args.kv_cache_memory_bytes
+    if finding.cause is RuntimeCause.KV_CACHE_FULL:
+        limit = _limit(start, rebuilt.plan, total)
+        if limit > utilization and not fixed:
+            yield _Change("all that is free", ("--gpu-memory-utilization", f"{limit:g}"), replace(args, gpu_memory_utilization=limit))
+        return
+    if finding.phase in _LATE and finding.cause is not Reason.ONE_REQUEST_DOES_NOT_FIT:
+        short = max(-base, 0)
+        if fixed:
+            smaller = (fixed - short - 64 * MIB) // MIB * MIB
+            if smaller > 0:
+                yield _Change("a smaller KV cache", ("--kv-cache-memory-bytes", str(smaller)),
+                              replace(args, kv_cache_memory_bytes=smaller))  # fmt: skip
+            return
+        lower = math.floor((utilization - short / total) * 100 - 1e-9) / 100
+        if 0 < lower < utilization:
+            yield _Change("a smaller KV cache", ("--gpu-memory-utilization", f"{lower:g}"),
+                          replace(args, gpu_memory_utilization=lower))  # fmt: skip
+        return
+    limit = _limit(start, rebuilt.plan, total)
+    if finding.cause is Reason.FREE_BELOW_REQUESTED:
+        if 0 < limit < utilization:
+            yield _Change("ask for no more than is free", ("--gpu-memory-utilization", f"{limit:g}"),
+                          replace(args, gpu_memory_utilization=limit))  # fmt: skip
+        return
+    if finding.cause in BUDGET and not fixed and finding.phase is not Phase.PROFILE:
+        wanted = math.ceil((utilization + max(-base, 0) / total) * 1000 + 1e-9) / 1000
+        if utilization < wanted <= limit:
+            yield _Change("a larger share", ("--gpu-memory-utilization", f"{wanted:g}"),
+                          replace(args, gpu_memory_utilization=wanted))  # fmt: skip
+    if finding.cause is Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS and limit > utilization:
+        yield _Change("all that is free", ("--gpu-memory-utilization", f"{limit:g}"), replace(args, gpu_memory_utilization=limit))
+
+
+def _limit(start: StartRecord, plan: Plan, total: int) -> float:
+    """The largest share that passes the check against free memory, to three digits."""
+    free = logged_free_gib(start)
+    if free is not None:
+        return math.floor(free * GIB / total * 1000) / 1000
+    return math.floor((plan.verdict.max_utilization or 0.0) * 1000) / 1000
+
+
+# -- from the log alone ------------------------------------------------------------------------------------------------
+
+
+def _logged(start: StartRecord, finding: Finding) -> Iterator[Remedy]:
+    total, values = logged_total_bytes(start), finding.figures
+    utilization = _float(values, "utilization") or start.largest("utilization") or _flag(start, "gpu_memory_utilization")
+    cause = finding.cause
+    if cause is Reason.FREE_BELOW_REQUESTED:
+        yield from _free_below(values, total)
+    elif cause is Reason.ONE_REQUEST_DOES_NOT_FIT:
+        longest = _float(values, "estimated_max_len") or _float(values, "held_tokens")
+        if longest:
+            yield _remedy("shorter requests", ("--max-model-len", f"{longest:.0f}"), None, 0, True,
+                          "the longest request that fits, by vLLM's own estimate; starts with one such request filling the cache")
+        yield from _larger_share(start, finding, utilization, total)
+    elif cause is Reason.NO_KV_MEMORY and finding.phase is not Phase.PROFILE:
+        yield from _larger_share(start, finding, utilization, total)
+    elif cause is Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS:
+        blocks = _float(values, "mamba_blocks")
+        if blocks:
+            yield _remedy("fewer sequences a batch", ("--max-num-seqs", f"{blocks:.0f}"), None, None, True,
+                          f"{blocks:.0f} state blocks hold {blocks:.0f} sequences; starts")
+    elif cause is Reason.SAMPLER_WARMUP:
+        yield from _fewer_rows(start, values)
+    elif cause is RuntimeCause.KV_CACHE_FULL:
+        yield from _full_cache(start)
+    elif cause is RuntimeCause.SHARED_MEMORY:
+        need = _float(values, "required_mib")
+        size = f"{math.ceil((need or 0) / 1024) + 1}g" if need else "8g"
+        yield _remedy("a larger /dev/shm", ("--shm-size", size), None, None, None,
+                      f"an option of `docker run`; {need:,.0f} MiB are asked for" if need else "an option of `docker run`")
+    elif cause is RuntimeCause.MEMORY_CHANGED:
+        yield _remedy("start again once the other process is gone", (), None, None, None,
+                      "nothing in vLLM's settings is at fault; start engines on one GPU one after another")
+    elif cause is RuntimeCause.WORKSPACE_LOCKED:
+        yield from _workspace(start, finding)
+    if finding.missing_bytes and finding.phase in _LATE and total and utilization:
+        yield from _smaller_share(finding, utilization, total)
+    if finding.phase in (Phase.GRAPH_CAPTURE, Phase.GRAPH_ESTIMATE, Phase.MINIMAL_KV):
+        wanted = _float(values, "tried_bytes")
+        yield _remedy("no compilation, no graphs: slower", ("--enforce-eager",), None if wanted is None else int(wanted), None, True,
+                      "the step that failed is left out" + (f": its {wanted / MIB:,.2f} MiB are not asked for" if wanted else ""))
+
+
+def _remedy(change: str, flags: tuple[str, ...], frees: int | None, spare: int | None, starts: bool | None, effect: str) -> Remedy:
+    return Remedy(change=change, flags=flags, frees_bytes=frees, spare_bytes=spare, starts=starts, basis=Basis.LOGGED, effect=effect)
+
+
+def _free_below(values: Mapping[str, Any], total: int | None) -> Iterator[Remedy]:
+    free, requested = _float(values, "free_at_start_gib"), _float(values, "requested_gib")
+    if free is None or requested is None or not total:
+        return
+    limit = math.floor(free * GIB / total * 1000) / 1000
+    spare = round(free * GIB) - math.ceil(limit * total)
+    yield _remedy("ask for no more than is free", ("--gpu-memory-utilization", f"{limit:g}"), math.ceil(requested * GIB) - math.ceil(limit * total), spare, True,
+                  f"asks for {limit * total / GIB:.2f} of the {free:g} GiB that are free; passes this check with {gib(max(spare, 0))} to spare")
+    short = requested - free
+    yield _remedy("stop what else uses the GPU", (), None, None, None,
+                  f"`nvidia-smi` lists it; {short:.2f} GiB have to become free for the share that is set")
+
+
+def _larger_share(start: StartRecord, finding: Finding, utilization: float | None, total: int | None) -> Iterator[Remedy]:
+    missing = finding.missing_bytes
+    if not (missing and utilization and total):
+        return
+    wanted = math.ceil((utilization + missing / total) * 1000 + 1e-9) / 1000
+    free = logged_free_gib(start)
+    limit = math.floor(free * GIB / total * 1000) / 1000 if free is not None else 1.0
+    one = finding.cause is Reason.ONE_REQUEST_DOES_NOT_FIT
+    gained = math.ceil(wanted * total) - math.ceil(utilization * total)
+    flags = ("--gpu-memory-utilization", f"{wanted:g}")
+    if wanted > limit:
+        yield _remedy("a larger share", flags, gained, None, False,
+                      f"{gib(missing)} more would be needed, but at most {limit:g} of the GPU is free: this alone cannot help")
+    elif one:
+        yield _remedy("a larger share", flags, gained, gained - missing, True,
+                      f"adds {gib(gained)} to the KV cache; starts with {gib(gained - missing)} to spare, if as much is free")
+    else:
+        yield _remedy("a larger share", flags, gained, None, None,
+                      f"adds {gib(gained)}: the least at which any KV cache is left; one request needs more on top")
+
+
+def _smaller_share(finding: Finding, utilization: float, total: int) -> Iterator[Remedy]:
+    missing = finding.missing_bytes or 0
+    lower = math.floor((utilization - missing / total) * 100 - 1e-9) / 100
+    if lower <= 0:
+        return
+    frees = math.ceil(utilization * total) - math.ceil(lower * total)
+    yield _remedy("a smaller KV cache", ("--gpu-memory-utilization", f"{lower:g}"), frees, frees - missing, True,
+                  f"takes {gib(frees)} from the KV cache; {gib(frees - missing)} to spare for the allocation that failed")
+
+
+def _fewer_rows(start: StartRecord, values: Mapping[str, Any]) -> Iterator[Remedy]:
+    """The failing tensor has one row per sequence: its size is proportional (v1/worker/gpu_model_runner.py: _dummy_sampler_run)."""
+    rows = _float(values, "dummy_requests") or _flag(start, "max_num_seqs")
+    tried, free = _float(values, "tried_bytes"), _float(values, "free_bytes")
+    if not rows or tried is None:
+        return
+    for sequences in (256, 128, 64):
+        if sequences < rows:
+            needed = round(tried * sequences / rows)
+            spare = None if free is None else round(free) - needed
+            yield _remedy("fewer sequences a batch", ("--max-num-seqs", str(sequences)), round(tried) - needed, spare,
+                          None if spare is None else spare >= 0,
+                          f"the tensor that failed shrinks from {tried / MIB:,.2f} to {needed / MIB:,.2f} MiB"
+                          + (f"; {gib(spare)} to spare" if spare is not None and spare >= 0 else ""))
+
+
+def _workspace(start: StartRecord, finding: Finding) -> Iterator[Remedy]:
+    needed, current = _float(finding.figures, "workspace_required_mib"), _float(finding.figures, "workspace_mib")
+    tokens = _flag(start, "max_num_batched_tokens") or start.count("batched_tokens")
+    if needed and current and tokens:
+        fitting = int(tokens * current / needed) // 256 * 256
+        if fitting > 0:
+            yield _remedy("fewer tokens a batch", ("--max-num-batched-tokens", str(fitting)), None, None, None,
+                          f"at {fitting:,} tokens the same step needs at most {needed * fitting / tokens:,.2f} MB of the locked {current:,.2f} MB, "
+                          "if the need is proportional to the batch")
+    yield _remedy("show who asks for it", ("VLLM_DEBUG_WORKSPACE=1",), None, None, None,
+                  "logs each resize with its caller and size, so that the batch that did it can be reported")
+
+
+def _full_cache(start: StartRecord) -> Iterator[Remedy]:
+    concurrency, length = start.smallest("max_concurrency"), start.count("concurrency_tokens")
+    running, tokens = start.running, start.count("kv_tokens")
+    if concurrency and concurrency >= 1:
+        fitting = max(int(concurrency), 1)
+        if fitting < running.running_max:
+            yield _remedy("fewer requests at once", ("--max-num-seqs", str(fitting)), None, None, True,
+                          f"{fitting} requests of {length or 0:,} tokens always fit, so none is preempted; up to {running.running_max} ran")
+    equivalent, suggested = start.smallest("utilization"), start.smallest("suggested_utilization")
+    total = logged_total_bytes(start)
+    if suggested and equivalent and total and suggested <= 0.99:
+        gained = math.ceil((suggested - equivalent) * total)
+        more = f", about {tokens * gained / (start.smallest('available_kv_gib') or 1) / GIB:,.0f} tokens" if tokens and start.smallest("available_kv_gib") else ""
+        yield _remedy("a larger share", ("--gpu-memory-utilization", f"{suggested:.4f}"), gained, None, None,
+                      f"vLLM's own suggestion: {gib(gained)} more KV cache{more}")
+
+
+def _float(values: Mapping[str, Any], name: str) -> float | None:
+    value = values.get(name)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _flag(start: StartRecord, name: str) -> float | None:
+    value = start.non_default.get(name)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
