@@ -44,8 +44,13 @@ def deepseek_v2(config: ModelConfig, release: Release) -> Architecture:
 
 
 def deepseek_v3(config: ModelConfig, release: Release) -> Architecture:
-    """DeepseekV3ForCausalLM (also V3.2's)."""
+    """DeepseekV3ForCausalLM (also V3.2's up to 0.28)."""
     return _deepseek(config, release, "DeepseekV3ForCausalLM")
+
+
+def deepseek_v32(config: ModelConfig, release: Release) -> Architecture:
+    """DeepseekV32ForCausalLM: a module of its own since 0.29 (models/deepseek_v32), with the same tensors."""
+    return _deepseek(config, release, "DeepseekV32ForCausalLM")
 
 
 def glm_moe_dsa(config: ModelConfig, release: Release) -> Architecture:
@@ -83,6 +88,8 @@ def _deepseek(config: ModelConfig, release: Release, name: str) -> Architecture:
             indexer = _indexer(config) if has_indexer else None
             mixer = mla_mixer(config, indexer=indexer)
             attention = mla_modules(hidden, mixer, release)
+            if any(indexed) and release.has("sparse_flash_attention_offsets"):
+                attention += (_SPARSE_OFFSETS,)
         return LayerGroup(
             indices=indices,
             modules=(
@@ -141,6 +148,21 @@ def _sparse_layers(config: ModelConfig) -> list[bool]:
         return [False] * config.num_hidden_layers
     first, step = config.integer("first_k_dense_replace"), config.size("moe_layer_freq", 1)
     return [i >= first and i % step == 0 for i in range(config.num_hidden_layers)]
+
+
+_SPARSE_OFFSETS = Tensor(
+    name="self_attn.mla_attn.cu_seqlens_q_buffer",
+    shape=(),
+    dtype="int32",
+    buffer=True,
+    per_token=True,
+    per_token_extra=1,
+    backend="FLASH_ATTN_MLA_SPARSE",
+)
+"""One per layer of that backend, as long as the top-k buffer plus one.
+
+Source: FlashAttnMLASparseImpl.__init__, v1/attention/backends/mla/flashattn_mla_sparse.py:208-212 (0.33.0).
+"""
 
 
 def _has_indexer(config: ModelConfig, layer: int) -> bool:

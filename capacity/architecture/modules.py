@@ -119,6 +119,10 @@ class Tensor:
     whole_extra: int = 0
     """Further elements of `shard_dim` that every rank holds in full."""
     eager_dtype: str | None = None
+    per_token_extra: int = 0
+    """With `per_token`: rows beyond max_num_batched_tokens."""
+    backend: str | None = None
+    """The attention backend whose layers hold this tensor; None is any."""
 
 
 Module = Linear | QkvLinear | Experts | VocabEmbedding | Tensor

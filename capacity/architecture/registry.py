@@ -23,7 +23,7 @@ Builder = Callable[[ModelConfig, Release], Architecture]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`builder` is 'module:function' below this package; empty where vLLM has the class but no family models it."""
+    """`builder`: "module:function" below this package; empty where vLLM has the class but no family models it."""
 
     builder: str
     since: str | None = None
@@ -74,6 +74,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("gemma:gemma", "GemmaForCausalLM"),
     **_rows("gemma:gemma2", "Gemma2ForCausalLM"),
     **_rows("gemma:gemma3", "Gemma3ForCausalLM"),
+    **_rows("gemma4:gemma4", "Gemma4ForCausalLM"),
     **_rows("phi:phi3", "Phi3ForCausalLM"),
     **_ranges("PhiForCausalLM", ("phi:phi", None, "0.31.0"), ("transformers_backend:phi", "0.32.0", None)),
     **_ranges("GlmForCausalLM", ("glm:glm", None, "0.31.0"), ("transformers_backend:glm", "0.32.0", None)),
@@ -81,7 +82,12 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("glm4_moe:glm4_moe", "Glm4MoeForCausalLM"),
     **_rows("deepseek:deepseek", "DeepseekForCausalLM"),
     **_rows("deepseek:deepseek_v2", "DeepseekV2ForCausalLM"),
-    **_rows("deepseek:deepseek_v3", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM"),
+    **_rows("deepseek:deepseek_v3", "DeepseekV3ForCausalLM"),
+    **_ranges(
+        "DeepseekV32ForCausalLM",
+        ("deepseek:deepseek_v3", None, "0.28.0"),
+        ("deepseek:deepseek_v32", "0.29.0", None),
+    ),
     **_rows("deepseek:glm_moe_dsa", "GlmMoeDsaForCausalLM"),
     **_rows("gpt_oss:gpt_oss", "GptOssForCausalLM"),
     **_rows("qwen3_next:qwen3_next", "Qwen3NextForCausalLM"),
@@ -134,11 +140,17 @@ ROWS: dict[str, tuple[Row, ...]] = {
     ),
     **_ranges("OlmoForCausalLM", ("", None, "0.25.1"), ("transformers_backend:olmo", "0.26.0", None)),
     **_rows("transformers_backend:smollm3", "SmolLM3ForCausalLM"),
-    **_ranges("Starcoder2ForCausalLM", ("starcoder2:starcoder2", None, "0.24.0"),
-              ("transformers_backend:starcoder2", "0.25.0", None)),
+    **_ranges(
+        "Starcoder2ForCausalLM",
+        ("starcoder2:starcoder2", None, "0.24.0"),
+        ("transformers_backend:starcoder2", "0.25.0", None),
+    ),
     **_ranges("ArceeForCausalLM", ("", None, "0.31.0"), ("transformers_backend:arcee", "0.32.0", None)),
-    **_ranges("HunYuanDenseV1ForCausalLM", ("hunyuan:hunyuan_dense", None, "0.28.0"),
-              ("transformers_backend:hunyuan_dense", "0.29.0", None)),
+    **_ranges(
+        "HunYuanDenseV1ForCausalLM",
+        ("hunyuan:hunyuan_dense", None, "0.28.0"),
+        ("transformers_backend:hunyuan_dense", "0.29.0", None),
+    ),
     **_ranges("HunYuanMoEV1ForCausalLM", ("hunyuan:hunyuan_moe", None, "0.28.0"), ("", "0.29.0", None)),
     **_rows("granite:granite", "GraniteForCausalLM"),
     **_rows("granite:granite_moe", "GraniteMoeForCausalLM"),

@@ -17,7 +17,6 @@ from vllm_capacity.architecture.modules import (
     MultiHeadLatentAttention,
     Placed,
     Placement,
-    QkvLinear,
     StateSpace,
     Tensor,
     VocabEmbedding,
@@ -127,16 +126,19 @@ def rank_weights(ctx: RankContext, ep_rank: int = 0) -> RankWeights:
         layout_of(ctx, ep_rank),
         method_of(ctx),
         engine.max_num_batched_tokens,
-        engine.enforce_eager,
+        min(engine.max_num_batched_tokens, engine.max_num_seqs * (1 + engine.num_speculative_tokens)),
+        not engine.compiled,
+        engine.attention_backends,
     )
 
 
 @lru_cache(maxsize=256)
 def _rank_weights(
     layers: tuple[tuple[LayerGroup, int], ...], outside: tuple[Placed, ...], num_layers: int, pp_rank: int,
-    layout: Layout, method: QuantisationMethod, max_num_batched_tokens: int, eager: bool,
+    layout: Layout, method: QuantisationMethod, tokens: int, decode_rows: int, eager: bool,
+    backends: tuple[str, ...],
 ) -> RankWeights:  # fmt: skip
-    build = _Builder(num_layers, pp_rank, layout, method, max_num_batched_tokens, eager)
+    build = _Builder(num_layers, pp_rank, layout, method, tokens, decode_rows, eager, backends)
     sections = tuple(section for group, count in layers for section in build.layer(group, count))
     before, caches, after = build.outside(outside)
     return RankWeights(before, sections, caches, after)
@@ -198,9 +200,14 @@ class _Builder:
         layout: Layout,
         method: QuantisationMethod,
         tokens: int,
+        decode_rows: int,
         eager: bool,
+        backends: tuple[str, ...],
     ) -> None:
-        self.layout, self.method, self.tokens, self.eager = layout, method, tokens, eager
+        self.layout, self.method, self.tokens, self.decode_rows, self.eager = (
+            layout, method, tokens, decode_rows, eager
+        )  # fmt: skip
+        self.backends = backends
         self.dtype, self.release = method.context.dtype, method.context.release
         self.text = "language_model." if method.context.is_multimodal else ""
         self.first, self.last = pp_rank == 0, pp_rank == layout.parallel.pp - 1
@@ -293,17 +300,21 @@ class _Builder:
         if isinstance(module, Experts):
             mine = shard_experts(module, self.layout)
             return plain_experts(mine, self.dtype) if scheme is None else scheme.experts(mine)
-        local = shard_linear(module, self.layout) if isinstance(module, Linear) else shard_qkv(module, self.layout)
+        local = (
+            shard_linear(module, self.layout)
+            if isinstance(module, Linear)
+            else shard_qkv(module, self.layout)
+        )
         return plain_linear(local, self.dtype) if scheme is None else scheme.linear(local)
 
     def _plain_tensor(self, tensor: Tensor) -> LayerTensors:
+        if tensor.backend is not None and tensor.backend not in self.backends:
+            return LayerTensors(())
         shape = shard_tensor(tensor, self.layout)
         if tensor.per_decode_row:
-            engine = self.ctx.engine
-            rows = engine.max_num_seqs * (1 + engine.num_speculative_tokens)
-            shape = (min(engine.max_num_batched_tokens, rows) + 1, *shape)
+            shape = (self.decode_rows + 1, *shape)
         if tensor.per_token:
-            shape = (self.tokens, *shape)
+            shape = (self.tokens + tensor.per_token_extra, *shape)
         dtype = tensor.dtype or self.dtype
         if tensor.eager_dtype is not None and self.eager:
             dtype = tensor.eager_dtype

@@ -64,7 +64,14 @@ class Case:
         return RankContext(
             config=config,
             architecture=architecture,
-            engine=engine(parallel, architecture, f["max_num_batched_tokens"]),
+            engine=engine(
+                parallel,
+                architecture,
+                tokens=f["max_num_batched_tokens"],
+                sequences=f["max_num_seqs"],
+                compiled=f["compiled"],
+                backends=tuple(f["backends"]),
+            ),
             release=get_release(f["release"]),
             device=H200,
             tp_rank=0,
@@ -99,7 +106,15 @@ class Case:
         return found
 
 
-def engine(parallel: ParallelConfig, architecture: Architecture, tokens: int) -> EngineConfig:
+def engine(
+    parallel: ParallelConfig,
+    architecture: Architecture,
+    *,
+    tokens: int,
+    sequences: int = 256,
+    compiled: bool = True,
+    backends: tuple[str, ...] = ("FLASH_ATTN",),
+) -> EngineConfig:
     """An engine with the fields that weights depend on."""
     return EngineConfig(
         parallel=parallel,
@@ -112,13 +127,13 @@ def engine(parallel: ParallelConfig, architecture: Architecture, tokens: int) ->
         gpu_memory_utilization=0.92,
         kv_cache_memory_bytes=None,
         max_num_batched_tokens=tokens,
-        max_num_seqs=256,
+        max_num_seqs=sequences,
         block_size=None,
         enforce_eager=False,
         cudagraph_mode="FULL_AND_PIECEWISE",
         cudagraph_capture_sizes=(1,),
-        compiled=True,
-        attention_backends=("FLASH_ATTN",),
+        compiled=compiled,
+        attention_backends=backends,
         model_runner="V1",
         async_scheduling=True,
         enable_prefix_caching=True,

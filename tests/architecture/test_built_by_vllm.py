@@ -14,7 +14,11 @@ from vllm_capacity.weights.rank import rank_weights
 CASES = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 
 UNREGISTERED = (
-    "topk_indices_buffer",
+    "topk_indices",
+    "valid_topk_counts",
+    "cu_seqlens_q_buffer",
+    "v_norm.weight",
+    "router.norm.weight",
     "deepstack_input_embeds",
     "_layernorm.weight",
     "qk_norm.weight",
