@@ -23,7 +23,7 @@ Builder = Callable[[ModelConfig, Release], Architecture]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`builder`: "module:function" below this package; empty where vLLM has the class but we do not model it."""
+    """`builder`: "module:function" below this package; empty: vLLM has the class, we do not model it."""
 
     builder: str
     since: str | None = None
