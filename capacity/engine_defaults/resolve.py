@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vllm_capacity.architecture.modules import Architecture
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs, EngineConfig
@@ -103,6 +105,9 @@ def resolve_engine(
         kv_cache_dtype=kv_cache_dtype,
         kv_dtype=storage_dtype(kv_cache_dtype, dtype),
         max_model_len=max_model_len,
+        derived_max_model_len=max_model_len
+        if args.max_model_len is None
+        else resolve_max_model_len(replace(args, max_model_len=None), config, release, pooling=pooling),
         max_model_len_auto=args.max_model_len == -1,
         gpu_memory_utilization=utilization,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vllm_capacity.budget import Account
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm
 from vllm_capacity.plan import Plan, RankPlan, RefusedPlan, Status, Suggestion
-from vllm_capacity.units import gib
+from vllm_capacity.units import GIB, gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +21,11 @@ _VERDICT = {
 
 _NOT_BUDGETED = (Account.OUTSIDE, Account.CUDA_GRAPHS)
 BAR_WIDTH = 24
+
+
+def escape(text: str) -> str:
+    """Text from elsewhere, safe inside rich markup."""
+    return text.replace("[", r"\[")
 
 
 def print_plans(plans: Sequence[Plan | RefusedPlan], console: Console, *, serve_line: str | None = None) -> None:
@@ -111,50 +116,76 @@ def _print_ledger(plan: Plan, rank: RankPlan, console: Console) -> None:
     from rich.table import Table
 
     total = plan.device.cuda_total_bytes
-    budget = rank.budget
     console.print(f"\n[bold]Ledger of {_rank_title(plan, rank)}[/] ({gib(total)} total)", highlight=False)
     table = Table(box=None, pad_edge=False, show_edge=False)
     table.add_column("component", no_wrap=True)
     table.add_column("GiB", justify="right", no_wrap=True)
     table.add_column("from - to", justify="right", no_wrap=True)
-    wide = console.width >= 72
+    wide, widest = console.width >= 78, console.width >= 110
     if wide:
         table.add_column("share", no_wrap=True)
-    if console.width >= 100:
-        table.add_column("note", overflow="fold", style="dim")
-    for component in Component:
-        rows = [
-            (t, a)
-            for t, a in zip(rank.terms, rank.accounts, strict=True)
-            if t.component is component and t.lifetime is not Lifetime.RUNTIME and t.allocator is not Allocator.HOST
-        ]
-        for inside in (True, False):
-            part = [t for t, a in rows if (a not in _NOT_BUDGETED) == inside]
+    if widest:
+        table.add_column("largest parts", no_wrap=True, style="dim")
+    absent = []
+    for inside in (True, False):
+        section = []
+        for component in Component:
+            part = [
+                t
+                for t, account in zip(rank.terms, rank.accounts, strict=True)
+                if t.component is component and _on_device(t) and (account not in _NOT_BUDGETED) == inside
+            ]
             n_bytes = sum(t.n_bytes for t in part)
-            if not n_bytes and (not inside or any(t.n_bytes for t, _ in rows)):
-                continue
-            part = part or [t for t, _ in rows]
-            name = component.value if inside else f"{component.value} [dim](outside the budget)[/]"
-            cells = [name, f"{n_bytes / 2**30:.3f}", _interval(part)]
-            if wide:
-                cells.append(_bar(n_bytes, total, "cyan" if inside else "magenta"))
-            if console.width >= 100:
-                cells.append(_note(part, n_bytes))
+            if n_bytes:
+                cells = [component.value, f"{n_bytes / GIB:.3f}", _interval(part)]
+                if wide:
+                    cells.append(_bar(n_bytes, total, "cyan" if inside else "magenta"))
+                if widest:
+                    cells.append(_largest_parts(part, console.width - 80))
+                section.append(cells)
+            elif inside and not any(t.n_bytes for t in rank.terms if t.component is component and _on_device(t)):
+                absent.append((component, next((t.note for t in rank.terms if t.component is component and t.note), "")))
+        if section and not inside:
+            table.add_section()
+            table.add_row("[dim]outside vLLM's budget:[/]")
+        for cells in section:
             table.add_row(*cells)
     console.print(table)
-    console.print(
-        f"requested {gib(budget.requested_bytes)} = {plan.engine.gpu_memory_utilization:g} of the total; "
-        f"weights {gib(budget.totals[Account.WEIGHTS])}, activation peak {gib(budget.totals[Account.ACTIVATION])}, "
-        f"non-torch {gib(budget.totals[Account.NON_TORCH])}"
-        + (
-            f", runner buffers {gib(budget.totals[Account.RUNNER_BUFFERS])}"
-            if budget.totals[Account.RUNNER_BUFFERS]
-            else ""
+    for component, reason in absent:
+        console.print(f"[dim]{component.value} 0 B{': ' if reason else ''}{escape(reason)}[/]", highlight=False)
+    _print_sums(plan, rank, console)
+
+
+def _on_device(t: MemoryTerm) -> bool:
+    return t.lifetime is not Lifetime.RUNTIME and t.allocator is not Allocator.HOST
+
+
+def _print_sums(plan: Plan, rank: RankPlan, console: Console) -> None:
+    budget, total = rank.budget, plan.device.cuda_total_bytes
+    subtracted = [
+        (name, budget.totals[account])
+        for name, account in (
+            ("weights", Account.WEIGHTS),
+            ("activation peak", Account.ACTIVATION),
+            ("non-torch", Account.NON_TORCH),
+            ("runner buffers", Account.RUNNER_BUFFERS),
         )
-        + f", graph estimate {gib(budget.graph_applied_bytes)} -> available for KV cache "
-        f"{gib(budget.available_kv_bytes)} ({gib(budget.available_low)} to {gib(budget.available_high)})",
-        highlight=False,
-    )
+    ]
+    subtracted.append(("graph estimate", budget.graph_applied_bytes))
+    if plan.engine.kv_cache_memory_bytes:
+        console.print(f"KV cache {gib(budget.available_kv_bytes)} as given by --kv-cache-memory-bytes", highlight=False)
+    else:
+        parts = " - ".join(f"{name} {gib(n)}" for name, n in subtracted if n)
+        console.print(
+            f"requested {gib(budget.requested_bytes)} ({plan.engine.gpu_memory_utilization:g} of the total) - {parts}\n"
+            f"= [bold]{gib(budget.available_kv_bytes)}[/] for the KV cache "
+            f"({gib(budget.available_low)} to {gib(budget.available_high)})",
+            highlight=False,
+        )
+    if rank.activation_warm_bytes != budget.totals[Account.ACTIVATION]:
+        console.print(
+            f"with a warm compile cache the activation peak is {gib(rank.activation_warm_bytes)}", highlight=False
+        )
     console.print(
         f"in use once the server is up: {gib(rank.device_used_bytes)} of {gib(total)}, "
         f"{gib(total - rank.device_used_bytes - plan.used_by_others_bytes)} left",
@@ -164,19 +195,25 @@ def _print_ledger(plan: Plan, rank: RankPlan, console: Console) -> None:
 
 def _interval(terms: Sequence[MemoryTerm]) -> str:
     low, high = sum(t.low for t in terms), sum(t.high for t in terms)
-    return "exact" if low == high else f"{low / 2**30:.2f} - {high / 2**30:.2f}"
+    return "exact" if low == high else f"{low / GIB:.2f} - {high / GIB:.2f}"
 
 
 def _bar(n_bytes: int, total: int, colour: str) -> str:
-    filled = min(BAR_WIDTH, round(BAR_WIDTH * n_bytes / total)) if n_bytes > 0 else 0
+    """At least one cell for anything at all, so that small terms are seen to exist."""
+    filled = min(BAR_WIDTH, max(round(BAR_WIDTH * n_bytes / total), 1))
     return f"[{colour}]{'█' * filled}[/][dim]{'·' * (BAR_WIDTH - filled)}[/]"
 
 
-def _note(terms: Sequence[MemoryTerm], n_bytes: int) -> str:
-    if not n_bytes:
-        return next((t.note for t in terms if t.note), "")
-    largest = sorted((t for t in terms if t.n_bytes), key=lambda t: -t.n_bytes)[:3]
-    return ", ".join(f"{t.name} {t.n_bytes / 2**30:.2f}" for t in largest) if len(largest) > 1 else largest[0].note
+def _largest_parts(terms: Sequence[MemoryTerm], width: int) -> str:
+    """As many of the largest terms as fit into `width` characters."""
+    largest = sorted((t for t in terms if t.n_bytes), key=lambda t: -t.n_bytes)
+    shown = ""
+    for t in largest:
+        longer = f"{shown}{', ' if shown else ''}{t.name} {t.n_bytes / GIB:.2f}"
+        if len(longer) > width:
+            break
+        shown = longer
+    return shown
 
 
 def _print_limits(plan: Plan, console: Console) -> None:
@@ -197,7 +234,7 @@ def _print_limits(plan: Plan, console: Console) -> None:
         highlight=False,
     )
     for warning in plan.warnings:
-        console.print(f"[yellow]warning:[/] {warning}", highlight=False)
+        console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False)
 
 
 def _print_suggestions(suggestions: Sequence[Suggestion], console: Console) -> None:
@@ -208,7 +245,7 @@ def _print_suggestions(suggestions: Sequence[Suggestion], console: Console) -> N
         outcome = "starts" if s.effect.starts else "still does not start"
         console.print(
             f"{' '.join(s.flags)}  [dim]{s.change}[/]: {outcome}, "
-            f"{s.effect.available_kv_bytes_delta / 2**30:+.2f} GiB for the KV cache, "
+            f"{s.effect.available_kv_bytes_delta / GIB:+.2f} GiB for the KV cache, "
             f"{s.effect.tokens_delta:+,} tokens",
             highlight=False,
         )

@@ -226,6 +226,7 @@ def test_every_component_is_listed_with_a_reason_where_it_is_zero(capsys: pytest
     for component in ("weights", "kv_cache", "activation", "workspace", "flashinfer", "nccl", "custom_all_reduce",
                       "cuda_graphs", "runner_buffers", "cuda_context", "lora"):  # fmt: skip
         assert f"\n{component} " in out, component
+    assert "flashinfer 0 B: FLASH_ATTN" in out
     assert "FLASH_ATTN" in next(line for line in out.splitlines() if line.startswith("flashinfer"))
 
 
