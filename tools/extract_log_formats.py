@@ -27,7 +27,7 @@ LINES: dict[str, str] = {
     "non_default_args": r"^non-default args: ",
     "api_version": r"vLLM API server version|vLLM .*server version",
     "model_runner_v2": r"^Using V2 Model Runner$",
-    "attention_backend": r"^Using .* attention backend|^Using .*backend .*attention",
+    "attention_backend": r"^Using \{\}(?: attention)? backend(?! for )(?! \(selected)",
     "flash_attention_version": r"^Using FlashAttention version ",
     "max_model_len": r"^Using max model len ",
     "chunked_prefill": r"^Chunked prefill is enabled with max_num_batched_tokens",
@@ -63,7 +63,7 @@ LINES: dict[str, str] = {
     "padding_layers": r"^Add .* padding layers, may waste",
     "block_size": r"^Setting (?:kv cache|attention) block size to ",
     "mamba_padding": r"^Padding mamba page size",
-    "auto_fit": r"^Auto-fit max_model_len",
+    "auto_fit": r"^Auto-fit max_model_len: (?!attention-free)",
     "hybrid_disabled": r"Turning off hybrid kv cache manager|hybrid KV cache manager .*disabled",
     # -- graphs, summary
     "graph_capture": r"^Graph capturing finished in ",
@@ -89,6 +89,11 @@ LINES: dict[str, str] = {
 """Name of a line -> pattern on its text, fields as {}."""
 
 MEMORY = re.compile(r"GiB|MiB|\bGB\b|\bMB\b|out of memory|[Pp]reempt|KV cache|cache blocks", re.ASCII)
+OTHER_LINES = re.compile(
+    r"non-default args|LLM engine|server version|attention backend|max model len|Starting to load|FlashAttention version|"
+    r"Model Runner|Workspace|max_num_batched_tokens|graph|KV cache|block size"
+)
+"""A file without any of these or of MEMORY holds none of LINES."""
 FOLDERS = (
     "v1", "worker", "executor", "engine", "core", "utils", "config", "platforms", "entrypoints", "compilation",
     "model_executor", "device_allocator", "lora", "multimodal", "attention", "distributed",
@@ -131,7 +136,7 @@ class Text:
 def formats_of(source: WheelSource) -> Iterator[Format]:
     """All strings that a release logs, raises or gives as a memory class's repr."""
     for path, text in python_files(source):
-        if not MEMORY.search(text) and not re.search(r"non-default args|LLM engine|server version", text):
+        if not MEMORY.search(text) and not OTHER_LINES.search(text):
             continue
         try:
             tree = ast.parse(text)

@@ -103,10 +103,20 @@ def finding_of(start: StartRecord, failure: Failure) -> Finding:
         explanation=explanation,
         confidence=_confidence(failure),
         evidence=tuple(sorted(evidence, key=lambda e: e.line)[:8]),
-        figures={**_logged(start, cause), **failure.values},
+        figures={**_logged(start, cause), **failure.values, **_grows_with(failure)},
         missing_bytes=missing,
         page=f"docs/errors/{PAGES[cause]}.md",
     )
+
+
+def _grows_with(failure: Failure) -> dict[str, float | int | str]:
+    """The flag that the failing allocation is proportional to, where the stack shows it."""
+    if failure.phase is Phase.REQUEST and _LOGPROBS & set(failure.frames):
+        return {"grows_with": "max_num_batched_tokens"}
+    return {}
+
+
+_LOGPROBS = frozenset({"_get_prompt_logprobs_dict"})
 
 
 def _confidence(failure: Failure) -> Confidence:
@@ -172,7 +182,7 @@ def _no_kv(start: StartRecord, failure: Failure) -> _Described:
     component = max(parts, key=lambda part: parts[part], default=Component.WEIGHTS)
     if "mm_reserved_gib" in failure.values:
         component = Component.ENCODER
-    listed = " + ".join(f"{component.value} {value:g}" for component, value in parts.items())
+    listed = " + ".join(f"{_WORDS[part]} {value:g}" for part, value in parts.items())
     headline = "Nothing is left for the KV cache"
     if available is not None:
         headline += f": {available:g} GiB"
@@ -193,6 +203,12 @@ def _no_kv(start: StartRecord, failure: Failure) -> _Described:
                 f" {utilization:g} is the share of everything vLLM may use, not of the KV cache: lowering it cannot help."
             )
     return component, headline, explanation, None if available is None else max(round(-available * GIB), 0)
+
+
+_WORDS = {
+    Component.WEIGHTS: "weights", Component.ACTIVATION: "activation peak", Component.NCCL: "non-torch",
+    Component.CUDA_GRAPHS: "graph estimate",
+}  # fmt: skip
 
 
 def budget_parts(start: StartRecord) -> dict[Component, float]:

@@ -219,8 +219,6 @@ def missing_lines(start: StartRecord) -> Iterator[str]:
         if failure.kind.value == "out_of_memory" and failure.phase.value == "unknown":
             yield "the step that ran out of memory: neither a traceback nor earlier lines of the start are in the log"
             break
-    if start.largest("total_gib") is None and not any("total_gib" in f.values or "total_bytes" in f.values for f in start.failures):
-        yield "the GPU's total memory"
 
 
 def logged_budget(start: StartRecord) -> str | None:
@@ -237,5 +235,5 @@ def logged_budget(start: StartRecord) -> str | None:
     if available is None and not parts:
         return None
     head = f"requested {requested:g} GiB: " if requested is not None else ""
-    tail = f" -> KV cache {gib(available * GIB)}" if available is not None else ""
-    return head + ", ".join(parts) + tail
+    tail = [f"{gib(available * GIB)} for the KV cache"] if available is not None else []
+    return head + " -> ".join([", ".join(parts), *tail] if parts else tail)

@@ -133,9 +133,12 @@ def choose_device(start: StartRecord, given: Given, assumed: list[str], missing:
             return _with_total(device, total)
         return device
     if total is None:
-        missing.append("the GPU: no line gives its total memory; name it with --gpu")
+        missing.append("the GPU: no line gives its total memory (vLLM 0.11 to 0.25 print it at DEBUG level); name it with --gpu")
         return None
-    fitting = [device for device in list_devices() if _distance(device, total) == 0]
+    derived = printed_total_bytes(start) is None
+    # A share of two digits over a small utilisation can be off by much more than the total's own rounding.
+    slack = round(0.006 / max(start.largest("utilization") or 1.0, 0.01) * GIB) if derived else 0
+    fitting = [device for device in list_devices() if _distance(device, total) <= slack]
     if not fitting:
         nearest = min(list_devices(), key=lambda device: _distance(device, total))
         if _distance(nearest, total) > 0.01 * total:
@@ -144,12 +147,13 @@ def choose_device(start: StartRecord, given: Given, assumed: list[str], missing:
         fitting = [nearest]
     if start.text("flash_attention") in ("3", "FA3"):
         fitting = [device for device in fitting if device.sm == 90] or fitting
-    best = min(fitting, key=lambda device: abs(device.cuda_total_bytes - total))
-    names = sorted({device.name for device in fitting} - {best.name})
+    best = min(fitting, key=lambda device: ("MIG" in device.name, abs(device.cuda_total_bytes - total)))
+    other_kinds = {d.sm: d.name for d in sorted(fitting, key=lambda d: -len(d.name)) if d.sm != best.sm and "MIG" not in d.name}
+    names = sorted(other_kinds.values())
     if names:
         assumed.append(f"a GPU with {total / GIB:.2f} GiB may be {best.name} or {', '.join(names)}; planned as {best.name} "
                        "(--gpu says which)")  # fmt: skip
-    return _with_total(best, total)
+    return best if derived else _with_total(best, total)
 
 
 def _with_total(device: Device, total: int) -> Device:
@@ -167,6 +171,15 @@ def _distance(device: Device, total: int) -> int:
 
 
 def logged_total_bytes(start: StartRecord) -> int | None:
+    """The GPU's total: as printed, else the requested share over the utilisation."""
+    total = printed_total_bytes(start)
+    if total is not None:
+        return total
+    requested, utilization = start.largest("requested_gib"), start.largest("utilization")
+    return round(requested / utilization * GIB) if requested and utilization else None
+
+
+def printed_total_bytes(start: StartRecord) -> int | None:
     """The GPU's total as printed: in vLLM's lines (GiB, two digits) or in an out-of-memory message."""
     gib = start.largest("total_gib")
     if gib is None:

@@ -37,11 +37,21 @@ class _Change:
 
 def remedies(start: StartRecord, finding: Finding, rebuilt: Rebuilt | None) -> tuple[Remedy, ...]:
     """Those that make it work first, in the order of what they cost; then those that help without being enough."""
-    found = list(_planned(start, finding, rebuilt)) if rebuilt else []
+    found = _best_per_flag(_planned(start, finding, rebuilt)) if rebuilt else []
     flags = {remedy.flags[:1] for remedy in found}
     found += [remedy for remedy in _logged(start, finding) if remedy.flags[:1] not in flags or not remedy.flags]
     found.sort(key=lambda remedy: 0 if remedy.starts else 1 if remedy.starts is None else 2)
     return tuple(found[:MOST])
+
+
+def _best_per_flag(found: Iterator[Remedy]) -> list[Remedy]:
+    """Of several values of one flag the mildest that is enough, else the one that helps most."""
+    best: dict[str, Remedy] = {}
+    for remedy in found:
+        known = best.get(remedy.flags[0])
+        if known is None or (not known.starts and (remedy.starts or (remedy.frees_bytes or 0) > (known.frees_bytes or 0))):
+            best[remedy.flags[0]] = remedy
+    return list(best.values())
 
 
 # -- planned again -----------------------------------------------------------------------------------------------------
@@ -101,7 +111,8 @@ def _more_cache(start: StartRecord, finding: Finding, rebuilt: Rebuilt) -> Itera
         if tokens > logged * 1.02:
             found.append(
                 Remedy(change=change.words, flags=change.flags, frees_bytes=frees, spare_bytes=None, starts=True, basis=Basis.PLANNED,
-                       effect=f"{logged:,} -> {tokens:,} tokens of KV cache ({gib(frees)} more)", kv_tokens=tokens)
+                       effect=f"{logged:,} -> {tokens:,} tokens of KV cache"
+                       + (f" ({gib(frees)} more)" if frees >= WORTH_BYTES else " in as much memory"), kv_tokens=tokens)
             )  # fmt: skip
     yield from found
 
@@ -143,7 +154,9 @@ def _starts(finding: Finding, plan: Plan, other: Plan, spare: int) -> tuple[bool
     if spare < 0:
         return False, ""
     verdict = other.verdict
-    if verdict.status is Status.DOES_NOT_START and verdict.reason not in (finding.cause, plan.verdict.reason):
+    budget = finding.cause in BUDGET and finding.phase not in (Phase.PROFILE, Phase.KV_ALLOCATION)
+    same = (*BUDGET, finding.cause) if budget else (finding.cause, plan.verdict.reason)
+    if verdict.status is Status.DOES_NOT_START and verdict.reason not in same:
         return False, verdict.reason.value if verdict.reason else ""
     return True, ""
 
@@ -287,6 +300,8 @@ def _logged(start: StartRecord, finding: Finding) -> Iterator[Remedy]:
     elif cause is RuntimeCause.MEMORY_CHANGED:
         yield _remedy("start again once the other process is gone", (), None, None, None,
                       "nothing in vLLM's settings is at fault; start engines on one GPU one after another")
+    elif cause is RuntimeCause.REQUEST_OUT_OF_MEMORY and values.get("grows_with") == "max_num_batched_tokens":
+        yield from _smaller_chunks(start, values)
     elif cause is RuntimeCause.WORKSPACE_LOCKED:
         yield from _workspace(start, finding)
     if finding.missing_bytes and finding.phase in _LATE and total and utilization:
@@ -359,6 +374,21 @@ def _fewer_rows(start: StartRecord, values: Mapping[str, Any]) -> Iterator[Remed
                           None if spare is None else spare >= 0,
                           f"the tensor that failed shrinks from {tried / MIB:,.2f} to {needed / MIB:,.2f} MiB"
                           + (f"; {gib(spare)} to spare" if spare is not None and spare >= 0 else ""))
+
+
+def _smaller_chunks(start: StartRecord, values: Mapping[str, Any]) -> Iterator[Remedy]:
+    """Log-probabilities of a prompt take one row of the vocabulary per token of the chunk."""
+    tokens = _flag(start, "max_num_batched_tokens") or start.count("batched_tokens")
+    tried, free = _float(values, "tried_bytes"), _float(values, "free_bytes")
+    if not tokens or tried is None or free is None:
+        return
+    smaller = int(tokens)
+    while smaller > 256 and tried * smaller / tokens > free:
+        smaller //= 2
+    needed = round(tried * smaller / tokens)
+    yield _remedy("fewer tokens a batch", ("--max-num-batched-tokens", str(smaller)), round(tried) - needed, round(free) - needed,
+                  needed <= free, f"the rows that failed shrink from {tried / MIB:,.2f} to at most {needed / MIB:,.2f} MiB of the "
+                  f"{free / MIB:,.2f} MiB that were free")
 
 
 def _workspace(start: StartRecord, finding: Finding) -> Iterator[Remedy]:

@@ -156,7 +156,7 @@ _PLAIN_OOM = re.compile(r"trying to allocate (\d+) bytes \(free: (\d+), total: (
 _OOM = re.compile(
     r"out of memory[.:]? Tried to allocate|Tried to allocate [\d.]+ [KMG]i?B|OutOfMemoryError|CUDA out of memory(?! occurred)|"
     r"HIP out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|"
-    r"memory allocation failed with OOM|CUDA_ERROR_OUT_OF_MEMORY"
+    r"memory allocation failed with OOM|trying to allocate \d+ bytes \(free:|CUDA_ERROR_OUT_OF_MEMORY"
 )
 _WARMUP = re.compile(r"out of memory occurred when warming up (sampler|pooler)(?: \(task=\S+\))? with (\d+) dummy")
 
@@ -221,7 +221,7 @@ _OTHERS: tuple[tuple[FailureKind, re.Pattern[str], tuple[str, ...]], ...] = (
     (FailureKind.WORKSPACE_LOCKED, re.compile(r"Workspace is locked but allocation from '([^']*)' requires " + F + r" MB, current size is " + F
                                               + " MB"), ("workspace_caller_text", "workspace_required_mib", "workspace_mib")),
     (FailureKind.NCCL_OUT_OF_MEMORY, re.compile(r"Cuda failure (?:2 )?'out of memory'"), ()),
-    (FailureKind.SHARED_MEMORY, re.compile(r"Insufficient space in (\S+) for .+?: " + F + r" MiB required, " + F + " MiB free"),
+    (FailureKind.SHARED_MEMORY, re.compile(r"Insufficient space in (\S+?)(?: for .+?)?: " + F + r" MiB required, " + F + " MiB free"),
      ("path_text", "required_mib", "free_mib")),
     (FailureKind.SHARED_MEMORY, re.compile(r"No space left on device.*?/dev/shm|Bus error|bus error"), ()),
     (FailureKind.MEMORY_CHANGED, re.compile(r"Error in memory profiling\. Initial (?:free|used) memory " + F

@@ -14,7 +14,7 @@ Value = float | int | str
 
 F = r"(-?\d+(?:\.\d+)?)"
 """A figure in GiB or as a plain decimal."""
-N = r"(-?\d[\d,]*)"
+N = r"(-?\d+(?:,\d{3})*)"
 """A count, with or without separators."""
 
 _INTEGERS = re.compile(r"(?:tokens|blocks|bytes|items|requests|layers|reqs|graphs|servers|from|to|size)$")
@@ -64,7 +64,7 @@ _USAGE = (
 
 FORMATS: tuple[Format, ...] = (
     # -- who runs what
-    _format("api_version", "API server version", r"API server version:? (\S+)", "version_text"),
+    _format("api_version", "server version", r"(?:API|gRPC) server version:? (\S+)", "version_text"),
     _format("engine_version", "LLM engine (v", r"Initializing an? (?:V\d )?LLM engine \(v([^)\s]+)\)", "version_text"),
     _format("model_runner_v2", "Using V2 Model Runner", r"Using (V2) Model Runner", "runner_text"),
     _format("max_model_len", "max model len", r"Using max model len <N>", "max_model_len_tokens"),
@@ -190,6 +190,8 @@ FORMATS: tuple[Format, ...] = (
     _format("iteration", "context requests", r"Iteration\(<N>\): <N> context requests, <N> context tokens, <N> generation requests, "
             r"<N> generation tokens, iteration elapsed time: <F> ms", "iteration_requests", "context_requests", "context_tokens",
             "generation_requests", "generation_tokens", "iteration_ms"),
+    _format("iteration_encoder", "encoder inputs", r"encoder inputs: <N>(?:, encoder output embeddings: <N>)?", "encoder_inputs_items",
+            "encoder_embeddings_items"),
     _format("running", "Running:", r"Running: <N> reqs", "running_reqs"),
     _format("waiting", "Waiting:", r"Waiting: <N> reqs", "waiting_reqs"),
     _format("pending", "Pending:", r"Swapped: <N> reqs, Pending: <N> reqs", "swapped_reqs", "waiting_reqs"),

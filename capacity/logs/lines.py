@@ -5,8 +5,6 @@ Everything here works on one line at a time, so a log of any size is read in con
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import re
 import zlib
@@ -33,27 +31,44 @@ class Line:
     file: str = ""
 
 
-def open_bytes(stream: BinaryIO) -> BinaryIO:
-    """The stream, decompressed if it starts like a gzip file."""
-    buffered = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)  # type: ignore[type-var]
-    if buffered.peek(2)[:2] == GZIP_MAGIC:
-        return gzip.GzipFile(fileobj=buffered)  # type: ignore[return-value]
-    return buffered
+def chunks(stream: BinaryIO) -> Iterator[bytes]:
+    """The stream in pieces of at most CHUNK bytes, decompressed if it starts like a gzip file.
+
+    What can be read of a stream that breaks off, or of a broken gzip file, is given; then it ends quietly.
+    """
+    first = _read(stream)
+    if first[:2] != GZIP_MAGIC:
+        while first:
+            yield first
+            first = _read(stream)
+        return
+    unpack = zlib.decompressobj(wbits=31)
+    data = first
+    while data:
+        try:
+            piece = unpack.decompress(data, CHUNK)
+        except zlib.error:
+            return
+        if piece:
+            yield piece
+        data = unpack.unconsumed_tail
+        if unpack.eof:
+            data, unpack = unpack.unused_data, zlib.decompressobj(wbits=31)  # the next member
+        if not data:
+            data = _read(stream)
+
+
+def _read(stream: BinaryIO) -> bytes:
+    try:
+        return stream.read(CHUNK) or b""
+    except (OSError, EOFError):
+        return b""
 
 
 def split_bytes(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    """(line number, text): a carriage return ends a text, not a line, so that a progress bar counts as one line.
-
-    A gzip stream that breaks off ends quietly: what was readable counts.
-    """
+    """(line number, text): a carriage return ends a text, not a line, so that a progress bar counts as one line."""
     number, rest, overlong = 1, b"", False
-    while True:
-        try:
-            chunk = stream.read(CHUNK)
-        except (OSError, EOFError, zlib.error):
-            chunk = b""
-        if not chunk:
-            break
+    for chunk in chunks(stream):
         pieces = (rest + chunk).split(b"\n")
         rest = pieces.pop()
         for piece in pieces:
@@ -144,7 +159,7 @@ def _unwrap_json(text: str) -> str:
 
 def clean_lines(stream: BinaryIO) -> Iterator[Line]:
     """Clean lines of a plain or gzip stream."""
-    for number, text in split_bytes(open_bytes(stream)):
+    for number, text in split_bytes(stream):
         yield from _split_carriage(number, clean(number, text))
 
 

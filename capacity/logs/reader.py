@@ -232,7 +232,7 @@ class LogReader:
         if phase is None:
             phase, source = phase_of_words(line.text), "message"
         if phase is None and found.kind is FailureKind.OUT_OF_MEMORY:
-            phase, source = self._phases.get(line.process) or start.phase, "progress"
+            phase, source = self._reached(line, start), "progress"
         if phase is None or phase is Phase.UNKNOWN:
             phase, source = Phase.UNKNOWN, ""
         reason = found.reason
@@ -254,6 +254,13 @@ class LogReader:
                 Failure(kind=found.kind, reason=reason, phase=phase, phase_from=source, values=found.values,
                         frames=frames, process=line.process, evidence=_evidence(line))
             )  # fmt: skip
+
+    def _reached(self, line: Line, start: StartRecord) -> Phase:
+        """How far the process came; progress bars carry no prefix and count for every process."""
+        own = self._phases.get(line.process)
+        if own is None:
+            return start.phase
+        return max(own, self._phases.get("", own), key=_ORDER.index)
 
 
 def _same(failure: Failure, found: Found, phase: Phase) -> bool:
@@ -297,6 +304,10 @@ def _running(running: Running, kind: str, values: dict[str, Value]) -> bool:
         for name in ("context_tokens", "context_requests", "generation_requests", "generation_tokens"):
             field = f"iteration_{name}_max"
             setattr(running, field, max(getattr(running, field) or 0, int(numbers[name])))
+    elif kind == "iteration_encoder":
+        for name, value in numbers.items():
+            field = f"iteration_{name.removesuffix('_items')}_max"
+            setattr(running, field, max(getattr(running, field) or 0, int(value)))
     else:
         return False
     return True

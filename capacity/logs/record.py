@@ -151,6 +151,8 @@ class Running(_Model):
     iteration_context_requests_max: int | None = None
     iteration_generation_requests_max: int | None = None
     iteration_generation_tokens_max: int | None = None
+    iteration_encoder_inputs_max: int | None = None
+    iteration_encoder_embeddings_max: int | None = None
     iteration_ms: float | None = None
     iterations: int | None = None
 
