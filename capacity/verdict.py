@@ -41,11 +41,12 @@ def judge(
     else:
         status = Status.TOO_CLOSE
     finding = nominal or (worst if status is Status.TOO_CLOSE else None)
+    unclaimed = status is Status.STARTS and device.vendor != "nvidia"
     max_utilization = _max_utilization(ranks, total)
     return Verdict(
-        status=status,
+        status=Status.TOO_CLOSE if unclaimed else status,
         reason=finding[0] if finding else None,
-        message=finding[1] if finding else "",
+        message=finding[1] if finding else NOT_CLAIMED if unclaimed else "",
         max_model_len_that_fits=_longest(kv_cache, engine, release),
         min_utilization=_utilization_for(ranks, kv_cache, release, total, requests=1, limit=1.0),
         max_utilization=max_utilization,
@@ -111,6 +112,11 @@ def _checks(
         yield _over(Reason.GRAPH_CAPTURE, "while capturing CUDA graphs", up, total)
         yield _over(Reason.SAMPLER_WARMUP, "in the sampler warm-up after graph capture", up + use.sampler_warmup, total)
 
+
+NOT_CLAIMED = (
+    "Weights and KV cache are planned, but no start on this vendor's GPUs is recorded, so none is promised: its runtime, "
+    "communication and kernels take other memory."
+)
 
 SAMPLER_WARMUP = "sampler_warmup"
 """Name of the term that lives only during vLLM's warm-up of the sampler, after the KV cache and the graphs exist."""

@@ -151,6 +151,12 @@ def test_a_verdict_that_its_interval_straddles_is_too_close(capsys: pytest.Captu
         assert report["verdict"]["status"] == status
 
 
+def test_no_start_is_promised_on_gpus_without_recorded_runs(capsys: pytest.CaptureFixture[str]):
+    report = json_of(capsys, "--model", LLAMA, "--gpu", "MI300X")
+    assert report["verdict"]["status"] == "too_close"
+    assert report["kv_cache"]["num_blocks"] > 0
+
+
 def test_several_degrees_give_a_column_each(capsys: pytest.CaptureFixture[str]):
     report = json_of(capsys, "--model", LLAMA, "--gpu", "H200", "--tp", "1,2,3")
     jsonschema.validate(report, schema())
