@@ -168,6 +168,7 @@ def method_of(ctx: RankContext) -> QuantisationMethod:
         ctx.device,
         moe_backend,
         engine.args.other("linear_backend"),
+        engine.args.other("allow_deprecated_quantization"),
         ctx.architecture.is_multimodal,
         tuple(sorted(engine.environment.items())),
         config.name,
@@ -183,6 +184,7 @@ def method_of(ctx: RankContext) -> QuantisationMethod:
             environment=engine.environment, moe_backend=moe_backend, text=config.text,
             is_multimodal=ctx.architecture.is_multimodal,
             linear_backend=str(engine.args.other("linear_backend") or "auto"),
+            allow_deprecated=bool(engine.args.other("allow_deprecated_quantization")),
         )  # fmt: skip
         method = _METHODS[key] = quantisation_method(engine.quantization or checkpoint_method(block), context)
     return method

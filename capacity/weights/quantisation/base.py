@@ -74,6 +74,8 @@ class QuantContext:
     is_multimodal: bool = False
     """The text model's modules carry the prefix `language_model.`."""
     linear_backend: str = "auto"
+    allow_deprecated: bool = False
+    """`--allow-deprecated-quantization`."""
 
 
 class Scheme(ABC):

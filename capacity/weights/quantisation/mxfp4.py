@@ -1,15 +1,18 @@
-"""gpt-oss checkpoints (`quant_method: mxfp4`): 4-bit experts, everything else in the model's dtype.
+"""MXFP4 experts: gpt-oss (`quant_method: mxfp4`), DeepSeek-V4 and compressed-tensors checkpoints.
 
-Hopper runs them with the Triton kernels, which keep swizzled copies outside the module's parameters. Sources
-(0.26.0): `GptOssMxfp4MoEMethod`, layers/quantization/mxfp4.py:100-330;
-`mxfp4_round_up_hidden_size_and_intermediate_size` and the Triton branch,
-layers/fused_moe/oracle/mxfp4.py:635-680 and 1129-1170; `_swizzle_mxfp4`, utils/mxfp4_utils.py:36-107;
+gpt-oss runs on Triton kernels on Hopper, which keep swizzled copies outside the module's parameters, on TRT-LLM on
+sm10x and on Marlin elsewhere; each pads differently. Sources (0.26.0): `GptOssMxfp4MoEMethod` and `Mxfp4MoEMethod`,
+layers/quantization/mxfp4.py; `select_mxfp4_moe_backend`, `mxfp4_round_up_hidden_size_and_intermediate_size` and the
+conversions, layers/fused_moe/oracle/mxfp4.py; `_swizzle_mxfp4`, utils/mxfp4_utils.py:36-107;
+`prepare_moe_mxfp4_layer_for_marlin`, utils/marlin_utils_fp4.py; `CompressedTensorsW4A4Mxfp4MoEMethod`;
 third_party/triton_kernels/tensor_details/layout_details/hopper_value.py and hopper_scale.py.
 """
 
 from __future__ import annotations
 
-from vllm_capacity.errors import InputError
+from enum import StrEnum
+
+from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.units import round_up
 from vllm_capacity.weights.quantisation.base import (
     LayerTensors,
@@ -18,6 +21,7 @@ from vllm_capacity.weights.quantisation.base import (
     Stored,
     plain_linear,
 )
+from vllm_capacity.weights.quantisation.marlin import MOE_BLOCKS_PER_SM, TILE, workspace
 from vllm_capacity.weights.sharding import LocalExperts, LocalLinear
 
 BLOCK = 32
@@ -28,60 +32,146 @@ SWIZZLE_VALUE_ROWS, SWIZZLE_VALUE_BYTES = 16, 32
 """HopperMXValueLayout (mma version 3) pads rows and packed bytes of the values."""
 
 
+class Backend(StrEnum):
+    TRITON = "triton"
+    TRTLLM = "flashinfer_trtllm"
+    MARLIN = "marlin"
+    DEEP_GEMM = "deep_gemm"
+
+
+def gpt_oss_backend(context: QuantContext) -> Backend:
+    """`select_mxfp4_moe_backend`: the first of TRT-LLM (sm10x), Triton (sm90) and Marlin that the GPU runs."""
+    sm, asked = context.device.sm, context.moe_backend
+    if asked == "auto":
+        return Backend.TRTLLM if sm // 10 == 10 else Backend.TRITON if sm == 90 else Backend.MARLIN
+    fits = {"marlin": True, "triton": sm == 90, "flashinfer_trtllm": sm // 10 == 10}
+    if not fits.get(asked, False):
+        raise InputError(
+            f"{context.model}: mxfp4 with moe_backend={asked!r} on sm{sm} ({context.device.name}) is not modelled; auto is"
+        )
+    return Backend(asked)
+
+
+def deepseek_v4_backend(context: QuantContext) -> Backend:
+    """`select_deepseek_v4_mxfp4_moe_backend`: TRT-LLM on sm10x, DeepGEMM on sm12x, Marlin before."""
+    if context.moe_backend not in ("auto", "marlin"):
+        raise InputError(f"{context.model}: mxfp4 with moe_backend={context.moe_backend!r} is not modelled; auto is")
+    family = context.device.sm // 10
+    if context.moe_backend == "marlin" or family not in (10, 12):
+        return Backend.MARLIN
+    return Backend.TRTLLM if family == 10 else Backend.DEEP_GEMM
+
+
+def padded_for(backend: Backend, layer: LocalExperts, context: QuantContext) -> tuple[int, int]:
+    """`mxfp4_round_up_hidden_size_and_intermediate_size`."""
+    hidden, width = layer.hidden_size, layer.intermediate_size
+    if backend is Backend.TRITON:
+        return hidden, round_up(width, 64)
+    if backend is Backend.DEEP_GEMM:
+        return round_up(hidden, 128), round_up(width, 128)
+    narrow = backend is Backend.MARLIN or context.release.has("mxfp4_trtllm_width_128")
+    return round_up(hidden, 256), round_up(width, 128 if narrow else 256)
+
+
+def padded_sizes(layer: LocalExperts, context: QuantContext) -> tuple[int, int]:
+    """compressed-tensors' MXFP4 experts are not padded."""
+    del context
+    return layer.hidden_size, layer.intermediate_size
+
+
 class Mxfp4(QuantisationMethod):
-    """GptOssMxfp4MoEMethod with the Triton backend."""
+    """GptOssMxfp4MoEMethod: experts only."""
 
     name = "mxfp4"
 
     def __init__(self, context: QuantContext) -> None:
         super().__init__(context)
-        if context.moe_backend not in ("auto", "triton"):
+        if context.model_type and context.model_type != "gpt_oss":
             raise InputError(
-                f"{context.model}: mxfp4 with moe_backend={context.moe_backend!r} is not modelled; auto is"
+                f"{context.model}: mxfp4 experts of {context.model_type!r} are not modelled: vLLM's method is gpt-oss's"
             )
-        if not 90 <= context.device.sm < 100:
-            raise InputError(
-                f"{context.model}: mxfp4 on sm{context.device.sm} ({context.device.name}) is not modelled:"
-                " vLLM uses other"
-                " kernels with other padding there; Hopper (sm90) is"
-            )
+        self.backend = gpt_oss_backend(context)
 
     def linear(self, layer: LocalLinear) -> LayerTensors:
         """All linear layers stay unquantised (mxfp4.py:73-100)."""
         return plain_linear(layer, self.context.dtype)
 
     def padded_experts(self, layer: LocalExperts) -> tuple[int, int]:
-        return layer.hidden_size, round_up(layer.intermediate_size, 64)
+        return padded_for(self.backend, layer, self.context)
 
     def experts(self, layer: LocalExperts) -> LayerTensors:
-        count = layer.num_experts
-        hidden, width = self.padded_experts(layer)
-        w13 = _Matrix(
-            "w13",
-            count,
-            2 * width,
-            hidden,
-            count * layer.slices * layer.intermediate_size * layer.hidden_size,
+        return padded_mxfp4_experts(layer, self.context, self.backend)
+
+
+def padded_mxfp4_experts(layer: LocalExperts, context: QuantContext, backend: Backend) -> LayerTensors:
+    """Experts created at the padded sizes and then re-laid for the backend."""
+    count = layer.num_experts
+    hidden, width = padded_for(backend, layer, context)
+    w13 = _Matrix("w13", count, 2 * width, hidden, count * layer.slices * layer.intermediate_size * layer.hidden_size)
+    w2 = _Matrix("w2", count, hidden, width, count * layer.hidden_size * layer.intermediate_size)
+    built = [*w13.built(), *w2.built()]
+    biases: list[Stored] = []
+    if layer.bias:
+        rows = layer.slices * layer.intermediate_size
+        kept = context.dtype if backend is Backend.MARLIN else "float32"
+        for name, padded, logical in (("w13_bias", 2 * width, rows), ("w2_bias", hidden, layer.hidden_size)):
+            built.append(Stored(name, (count, padded), "bfloat16", count * logical))
+            biases.append(Stored(name, (count, padded), kept, count * logical))
+    if backend is Backend.TRITON:
+        return _triton(w13, w2, built, biases, context)
+    if backend is Backend.MARLIN:
+        tensors = [*w13.marlin(), *w2.marlin()]
+        # the words of one matrix, and the larger scales in 16 bits several times
+        transient = tensors[0].n_bytes + tensors[2].n_bytes + 8 * tensors[1].n_bytes
+    else:
+        tensors = [*w13.built(), *w2.built()]
+        transient = sum(tensor.n_bytes for tensor in tensors)
+    return LayerTensors((*tensors, *biases), tuple(built), transient)
+
+
+def _triton(
+    w13: _Matrix, w2: _Matrix, built: list[Stored], biases: list[Stored], context: QuantContext
+) -> LayerTensors:
+    pad = 4 if context.release.has("mxfp4_scale_groups_padded") else 2
+    swizzled = [*w13.swizzled(pad), *w2.swizzled(pad)]
+    stored = swizzled + biases
+    if not context.release.has("mxfp4_dead_scales_freed"):
+        stored += [tensor for tensor in built if tensor.scale]
+    # HopperMXValueLayout.swizzle_data and `_pack_bits` (hopper_value.py): the permuted words and eight int32 tensors of
+    # their size; beside them the padded scales and the biases in fp32
+    padded = w13.count * w13.rows * round_up(w13.columns // BLOCK, pad) if pad == 4 else 0
+    transient = 9 * swizzled[0].n_bytes + padded + sum(tensor.n_bytes for tensor in biases)
+    return LayerTensors(tuple(stored), tuple(built), transient)
+
+
+def check_swizzle(rows: int, inputs: int) -> None:
+    """Scales are swizzled in tiles of 128 x 4 and viewed at their own shape again, which other sizes do not fit."""
+    groups = inputs // BLOCK
+    if rows % 128 or groups % 4:
+        size = round_up(rows, 128) * round_up(groups, 4)
+        raise RefusedError(
+            Reason.INVALID_LAYOUT, f"shape '[{rows}, {groups}]' is invalid for input of size {size}"
         )
-        w2 = _Matrix("w2", count, hidden, width, count * layer.hidden_size * layer.intermediate_size)
-        built = [*w13.built(), *w2.built()]
-        stored: list[Stored] = []
-        if layer.bias:
-            rows = layer.slices * layer.intermediate_size
-            for name, padded, logical in (
-                ("w13_bias", 2 * width, rows),
-                ("w2_bias", hidden, layer.hidden_size),
-            ):
-                built.append(Stored(name, (count, padded), "bfloat16", count * logical))
-                stored.append(Stored(name, (count, padded), "float32", count * logical))
-        pad = 4 if self.context.release.has("mxfp4_scale_groups_padded") else 2
-        swizzled = [*w13.swizzled(pad), *w2.swizzled(pad)]
-        stored = swizzled + stored
-        if not self.context.release.has("mxfp4_dead_scales_freed"):
-            stored += [tensor for tensor in built if tensor.scale]
-        # w13's swizzle holds a copy beside the original; w2's comes while the swizzled w13 is alive already
-        transient = sum(tensor.n_bytes for tensor in swizzled)
-        return LayerTensors(tuple(stored), tuple(built), transient)
+
+
+def mxfp4_experts(layer: LocalExperts, context: QuantContext) -> LayerTensors:
+    """compressed-tensors: Cutlass keeps the weights and swizzles the scales on Blackwell, Marlin repacks before."""
+    count, hidden, width = layer.num_experts, layer.hidden_size, layer.intermediate_size
+    w13 = _Matrix("w13", count, 2 * width, hidden, count * layer.slices * width * hidden)
+    w2 = _Matrix("w2", count, hidden, width, count * hidden * width)
+    built = (*w13.built(), *w2.built())
+    if context.device.sm >= 100:
+        check_swizzle(2 * width, hidden)
+        check_swizzle(hidden, width)
+        return LayerTensors(built, transient_bytes=2 * (built[1].n_bytes + built[3].n_bytes))
+    if hidden % 64 or width % 64 or (hidden % 128 and width % 128):
+        raise RefusedError(
+            Reason.INVALID_LAYOUT,
+            f"Marlin's MXFP4 experts need sizes that fit its thread tiles; hidden size {hidden} and intermediate size"
+            f" {width} per rank do not",
+        )
+    stored = (*w13.marlin(), *w2.marlin(), workspace(context.device, MOE_BLOCKS_PER_SM))
+    return LayerTensors(stored, built, stored[0].n_bytes + stored[2].n_bytes + 8 * stored[1].n_bytes)
 
 
 class _Matrix:
@@ -115,4 +205,11 @@ class _Matrix:
         return (
             Stored(f"{self.name}_weight", values, "uint8", self.logical),
             Stored(f"{self.name}_weight_scale", scales, "uint8", scale=True),
+        )
+
+    def marlin(self) -> tuple[Stored, Stored]:
+        """`_repack_marlin_experts` and permuted e8m0 scales."""
+        return (
+            Stored(f"{self.name}_weight", (self.count, self.columns // TILE, self.rows * 2), "int32", self.logical),
+            Stored(f"{self.name}_weight_scale", (self.count, self.columns // BLOCK, self.rows), "uint8", scale=True),
         )

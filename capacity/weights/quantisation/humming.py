@@ -1,0 +1,53 @@
+"""Humming kernels, which vLLM prefers for 8-bit weights with 16-bit activations, and `--quantization humming`.
+
+Source (0.26.0): `_POSSIBLE_WFP8A16_KERNELS`, kernels/linear/__init__.py; `HummingFP8ScaledMMLinearKernel`,
+kernels/linear/scaled_mm/humming.py; `prepare_humming_layer`, quantization/utils/humming_utils.py. The words are
+Marlin's, with 1,024 locks a layer. Before the release that has Humming, Marlin ran these layers.
+"""
+
+from __future__ import annotations
+
+from vllm_capacity.errors import InputError
+from vllm_capacity.weights.quantisation.base import LayerTensors, QuantContext, QuantisationMethod, Stored, bias_of
+from vllm_capacity.weights.quantisation.fp8_linear import FP8, weight_only_channel_linear
+from vllm_capacity.weights.quantisation.marlin import packed
+from vllm_capacity.weights.sharding import LocalLinear
+
+LOCKS = 1024
+
+
+def humming_fp8_linear(
+    layer: LocalLinear, context: QuantContext, *, static: bool, per_channel: bool
+) -> LayerTensors:
+    """CompressedTensorsW8A16Fp8: one scale per output in the model's dtype, whatever was loaded."""
+    rows, inputs, kind = layer.rows, layer.inputs, layer.dtype or context.dtype
+    loaded = (rows, 1) if per_channel else (len(layer.outputs),)
+    if not context.release.has("humming_fp8_weight_only"):
+        return weight_only_channel_linear(layer, context, loaded)
+    if rows % 64 or inputs % 64:
+        raise InputError(
+            f"{context.model}: {layer.name} [{rows}, {inputs}] on Humming kernels is not modelled: sizes are not"
+            " multiples of 64"
+        )
+    built = (
+        Stored("weight", (rows, inputs), FP8, rows * inputs),
+        Stored("weight_scale", loaded, "float32", scale=True),
+        *((Stored("input_scale", (len(layer.outputs),), "float32", scale=True),) if static else ()),
+        *bias_of(layer, kind),
+    )
+    stored = (
+        Stored("weight", packed(inputs, rows, 8), "int32", rows * inputs),
+        Stored("weight_scale", (1, rows), kind, scale=True),
+        *((Stored("input_scale", (len(layer.outputs),), "float32", scale=True),) if static else ()),
+        *bias_of(layer, kind),
+        Stored("locks", (LOCKS,), "int32", buffer=True),
+    )
+    return LayerTensors(stored, built, 2 * rows * inputs)
+
+
+def humming(context: QuantContext) -> QuantisationMethod:
+    """`--quantization humming` or `quant_method: humming`: layouts of a library that vLLM calls."""
+    raise InputError(
+        f"{context.model}: quantisation method 'humming' is not modelled: the humming library lays its weights out."
+        " `vllm-capacity dry-run` asks an installed vLLM instead"
+    )
