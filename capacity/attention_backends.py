@@ -6,8 +6,6 @@ Source: `_get_backend_priorities` and `get_attn_backend_cls` (platforms/cuda.py:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from vllm_capacity.architecture.modules import (
     Architecture,
     Attention,
@@ -27,6 +25,7 @@ from vllm_capacity.attention_query import (
 from vllm_capacity.attention_rules import BACKENDS, invalid_reasons, kernel_blocks, supported_layouts
 from vllm_capacity.device import Device
 from vllm_capacity.errors import InputError, Reason, RefusedError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.releases.release import Release

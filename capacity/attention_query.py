@@ -7,9 +7,10 @@ Source: `AttentionBackend.validate_configuration` (vllm/v1/attention/backend.py,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from vllm_capacity.device import Device
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.kv_cache.specs import KVQuantMode, kv_quant_mode
 from vllm_capacity.releases.release import Release
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm
 from vllm_capacity.releases.release import Release
 

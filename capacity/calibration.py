@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from vllm_capacity.context import RankContext
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineConfig
 from vllm_capacity.errors import InputError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.releases.release import Release
 
 if TYPE_CHECKING:

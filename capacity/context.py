@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_capacity.architecture.modules import Architecture, LayerGroup
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineConfig
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.units import GIB
 
 

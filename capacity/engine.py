@@ -7,9 +7,10 @@ defaults for the device, usage and release.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.parallel import ParallelConfig
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.units import cdiv, round_up
 
 

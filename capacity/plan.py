@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from vllm_capacity.errors import Reason
+from vllm_capacity.frozen import dataclass
 
 if TYPE_CHECKING:
     from vllm_capacity.activations.peak import ActivationPeak

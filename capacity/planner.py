@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from vllm_capacity.activations.peak import ActivationPeak, activation_peak
@@ -20,6 +20,7 @@ from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs, EngineConfig
 from vllm_capacity.engine_defaults import resolve_engine
 from vllm_capacity.errors import RefusedError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.host import host_needs
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.kv_cache.grouping import group_layers, project

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineConfig
 from vllm_capacity.errors import Reason
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.kv_cache.planning import KVCachePlan, estimate_max_model_len
 from vllm_capacity.ledger import Allocator, Component, Lifetime
 from vllm_capacity.plan import ConcurrencyAnswer, RankPlan, Status, Verdict

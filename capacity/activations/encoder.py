@@ -4,11 +4,10 @@ runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from vllm_capacity.activations.live import Phase, phase, share, transient
 from vllm_capacity.activations.vision import UNLIMITED, Item, Tower, largest_item, limits, tower
 from vllm_capacity.context import RankContext
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Component, MemoryTerm
 from vllm_capacity.units import DTYPE_BYTES
 

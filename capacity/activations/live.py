@@ -5,9 +5,10 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vllm_capacity.context import RankContext
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
 from vllm_capacity.units import DTYPE_BYTES
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -12,6 +11,7 @@ from vllm_capacity.activations.live import Phase, Sizes, persistent, phase, shar
 from vllm_capacity.activations.quant_kind import QuantKind, quant_kind
 from vllm_capacity.architecture.modules import Experts, LayerGroup, MixtureOfExperts
 from vllm_capacity.context import RankContext
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Component, MemoryTerm
 from vllm_capacity.units import cdiv, round_up
 

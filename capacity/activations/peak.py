@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from vllm_capacity.activations.compile import compile_phase, draft_compile_phase
 from vllm_capacity.activations.encoder import encoder_phases
@@ -14,6 +13,7 @@ from vllm_capacity.activations.sampler import final_phases, needs_topk_buffer, t
 from vllm_capacity.activations.workspace import shared_workspace
 from vllm_capacity.context import RankContext
 from vllm_capacity.device import Device
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 
 

@@ -8,10 +8,10 @@ do), the defaults of the public checkpoints stand here; `--mm-processor-kwargs` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from vllm_capacity.context import RankContext
+from vllm_capacity.frozen import dataclass
 
 UNLIMITED = 999
 """vLLM's limit per prompt when none is given (config/multimodal.py)."""

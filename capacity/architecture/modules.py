@@ -9,8 +9,9 @@ releases or bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from vllm_capacity.frozen import dataclass
 
 
 class Shard(StrEnum):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from typing import cast
 
 from vllm_capacity.architecture.modules import Architecture
 from vllm_capacity.errors import InputError, Reason, RefusedError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release, version_key
 

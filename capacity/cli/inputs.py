@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_capacity.errors import InputError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.units import gib, parse_size
 
 if TYPE_CHECKING:

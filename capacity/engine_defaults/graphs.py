@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from vllm_capacity.architecture.modules import Architecture
@@ -11,6 +10,7 @@ from vllm_capacity.engine import EngineArgs
 from vllm_capacity.engine_defaults.facts import pass_config, refuse, switch
 from vllm_capacity.engine_defaults.speculation import Speculation
 from vllm_capacity.errors import InputError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.engine_defaults.facts import refuse
 from vllm_capacity.errors import InputError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release
 

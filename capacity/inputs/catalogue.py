@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.config_json import apply_overrides, normalise
 from vllm_capacity.inputs.entries import EntryFile
 from vllm_capacity.inputs.model_config import ModelConfig

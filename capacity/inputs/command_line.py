@@ -11,12 +11,13 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.containers import ENGINES, read_run
 from vllm_capacity.inputs.engine_args import parse_engine_args, read_json
 from vllm_capacity.inputs.flags import Flag, ParsedOption, flags_for, resolve_option

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from vllm_capacity.frozen import dataclass
 
 _FILE = Path(__file__).with_name("config_defaults.json")
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vllm_capacity.device import Device
+from vllm_capacity.frozen import dataclass
 
 TIMEOUT_S = 5.0
 

@@ -7,10 +7,11 @@ clear error that names the key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from vllm_capacity.errors import InputError
+from vllm_capacity.frozen import dataclass
 
 MAX_DIMENSION = 1 << 40
 """Larger than any dimension or count of a real model; a number above it is a broken config."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from vllm_capacity.errors import InputError
+from vllm_capacity.frozen import dataclass
 
 MAX_TEXT = 1 << 20
 

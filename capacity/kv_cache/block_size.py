@@ -8,11 +8,11 @@ Source: `Platform.update_block_size_for_backend`, `_align_hybrid_block_size`,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import lcm
 
 from vllm_capacity.attention_backends import AttentionBackend
 from vllm_capacity.errors import Reason, RefusedError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.releases.release import Release
 from vllm_capacity.units import cdiv
 

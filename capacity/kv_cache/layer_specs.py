@@ -8,7 +8,6 @@ and models/deepseek_v2.py (0.26.0).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypedDict
 
 from vllm_capacity.architecture.modules import (
@@ -25,6 +24,7 @@ from vllm_capacity.attention_backends import AttentionBackend, kv_heads_per_rank
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineConfig
 from vllm_capacity.errors import InputError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.kv_cache.block_size import BlockSizes, window_block_size
 from vllm_capacity.kv_cache.cache_dtypes import packing, storage_dtype, turboquant_slot

@@ -9,9 +9,10 @@ for block-outermost layouts of 0.29.0 on (`_get_packed_kv_cache_groups`, v1/core
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vllm_capacity.errors import InputError, Reason, RefusedError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.kv_cache.merging import all_layers, is_uniform_type, uniform_type
 from vllm_capacity.kv_cache.specs import (
     AttentionSpec,

@@ -7,10 +7,11 @@ Source: `get_kv_cache_configs` (v1/core/kv_cache_utils.py:2036-2184, 0.26.0; v1/
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vllm_capacity.engine import EngineConfig
 from vllm_capacity.errors import InputError, Reason, RefusedError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.kv_cache.grouping import group_layers, project
 from vllm_capacity.kv_cache.pool import blocks_per_request, bytes_per_block, request_bytes
 from vllm_capacity.kv_cache.refusals import (

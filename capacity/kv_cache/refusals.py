@@ -7,9 +7,9 @@ Source: `_check_enough_kv_cache_memory` and `_auto_fit_max_model_len` (v1/core/k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from vllm_capacity.errors import Reason
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.releases.release import Release
 from vllm_capacity.units import GIB
 

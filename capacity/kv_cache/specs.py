@@ -8,10 +8,11 @@ pages (`customize_spec`, 0.28.0 on).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from math import gcd, prod
 
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.units import DTYPE_BYTES, cdiv, round_up
 
 

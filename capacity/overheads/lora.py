@@ -8,7 +8,6 @@ experts, and the embedding and head of classes that declare `embedding_modules`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from vllm_capacity.architecture.modules import (
     Experts,
@@ -21,6 +20,7 @@ from vllm_capacity.architecture.modules import (
 )
 from vllm_capacity.context import RankContext
 from vllm_capacity.errors import Reason, RefusedError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.terms import nothing
 from vllm_capacity.units import DTYPE_BYTES

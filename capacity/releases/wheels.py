@@ -5,7 +5,7 @@ Adding a release is one row here plus what `tools/verify_releases.py` lists for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from vllm_capacity.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

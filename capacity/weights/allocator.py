@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.units import MIB, round_up
 
 MIN_BLOCK = 512

@@ -4,10 +4,10 @@ it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.units import DTYPE_BYTES
 
 ROLES = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -22,6 +21,7 @@ from vllm_capacity.architecture.modules import (
     VocabEmbedding,
 )
 from vllm_capacity.context import RankContext
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.parallel import stage_bounds
 from vllm_capacity.releases.release import Release
 from vllm_capacity.units import DTYPE_BYTES

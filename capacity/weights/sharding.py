@@ -7,10 +7,9 @@ does not divide; here it is an error of last resort.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from vllm_capacity.architecture.modules import Experts, Linear, QkvLinear, Shard, Tensor, VocabEmbedding
 from vllm_capacity.errors import Reason, RefusedError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.units import round_up
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vllm_capacity.errors import InputError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.flags.effects import EFFECTS, KEY_EFFECTS, Effect
 from vllm_capacity.releases.release import Release
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from vllm_capacity.device import Device
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.releases.release import Release
 from vllm_capacity.units import DTYPE_BYTES
