@@ -7,7 +7,6 @@ name (None: open).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from importlib import import_module
 from typing import cast
@@ -296,6 +295,8 @@ def _unknown(config: ModelConfig, release: Release) -> str:
             f"{config.name}: vLLM {release.version} runs {name!r} with another class than the ones modelled;"
             f" `vllm-capacity dry-run` asks an installed vLLM instead"
         )
+    import difflib  # only on the way to an error
+
     near = difflib.get_close_matches(name, ROWS, n=1, cutoff=0.6)
     nearest = f"; the nearest that is: {near[0]}" if near else ""
     return (

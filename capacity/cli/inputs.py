@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from vllm_capacity.errors import InputError
@@ -119,19 +122,24 @@ def choose_release(asked: str | None, hint: str | None) -> tuple[Release, str]:
         return get_release(asked), "--vllm-version"
     if hint:
         return get_release(hint), "the image's tag"
-    installed = _installed_vllm()
+    installed = installed_vllm(tuple(sys.path))
     if installed:
         return get_release(installed), "installed"
     return newest_release(), "newest known; none is installed"
 
 
-def _installed_vllm() -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("vllm").split("+")[0]
-    except PackageNotFoundError:
-        return None
+@lru_cache(maxsize=8)
+def installed_vllm(path: tuple[str, ...]) -> str | None:
+    """The version of the first vLLM on an import path, as `importlib.metadata` finds it but without its imports."""
+    for folder in path:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for name in names:
+            if name.startswith("vllm-") and name.endswith(".dist-info"):
+                return name.removesuffix(".dist-info").split("-")[1].split("+")[0]
+    return None
 
 
 def choose_device(options: Mapping[str, Any]) -> Device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, cast
@@ -102,6 +101,8 @@ def quantisation_method(name: str | None, context: QuantContext) -> Quantisation
         )
     path = METHODS.get(name)
     if path is None:
+        import difflib  # only on the way to an error
+
         near = difflib.get_close_matches(name, METHODS, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise InputError(
