@@ -26,6 +26,26 @@ class QuantKind(StrEnum):
         return self in (QuantKind.FP8, QuantKind.FP8_BLOCK, QuantKind.INT8, QuantKind.NVFP4)
 
 
+_KINDS: Mapping[str, QuantKind] = {
+    "mxfp4": QuantKind.MXFP4,
+    "gpt_oss_mxfp4": QuantKind.MXFP4,
+    "deepseek_v4_fp8": QuantKind.FP8_BLOCK,
+    "fp8_per_block": QuantKind.FP8_BLOCK,
+    "fp8_per_tensor": QuantKind.FP8,
+    "fp8_per_channel": QuantKind.FP8,
+    "fbgemm_fp8": QuantKind.FP8,
+    "mxfp8": QuantKind.FP8,
+    "modelopt_mxfp8": QuantKind.FP8,
+    "modelopt_fp4": QuantKind.NVFP4,
+    "nvfp4": QuantKind.NVFP4,
+    "nvfp4_per_token": QuantKind.NVFP4,
+    "int8_per_channel_weight_only": QuantKind.WNA16,
+    "experts_int8": QuantKind.WNA16,
+    "bitsandbytes": QuantKind.WNA16,
+}
+"""Methods whose name says it all. MXFP8 counts as FP8: 8-bit activations with a scale per 32 values."""
+
+
 def quant_kind(ctx: RankContext) -> QuantKind:
     """Kind of the linear and expert weights after vLLM's choice of method (`engine.quantization`)."""
     method = ctx.engine.quantization
@@ -34,17 +54,50 @@ def quant_kind(ctx: RankContext) -> QuantKind:
     block: Mapping[str, Any] = ctx.config.quantization or {}
     if method == "fp8":
         return QuantKind.FP8_BLOCK if block.get("weight_block_size") else QuantKind.FP8
-    if method in ("mxfp4", "gpt_oss_mxfp4"):
-        return QuantKind.MXFP4
-    if method in ("modelopt_fp4", "nvfp4"):
-        return QuantKind.NVFP4
-    if method in ("modelopt", "fbgemm_fp8", "ptpc_fp8"):
-        return QuantKind.FP8
-    if method in ("compressed-tensors", "modelopt_mixed"):
+    if method in ("modelopt", "modelopt_mixed"):
+        return _modelopt(block)
+    if method == "compressed-tensors":
         return _compressed_tensors(block)
-    if "int8" in str(method):
-        return QuantKind.INT8
-    return QuantKind.WNA16
+    if method == "quark":
+        return _quark(block)
+    if method == "torchao":
+        return QuantKind.FP8 if "Float8Dynamic" in str(block.get("quant_type")) else QuantKind.WNA16
+    return _KINDS.get(str(method), QuantKind.WNA16)
+
+
+def _modelopt(block: Mapping[str, Any]) -> QuantKind:
+    """By `quant_algo`; a mixed checkpoint counts as its experts' algorithm, which has the largest buffers."""
+    inner: Any = block.get("quantization")
+    inner = inner if isinstance(inner, Mapping) else block
+    algorithm = str(inner.get("quant_algo") or "").upper()
+    if algorithm == "MIXED_PRECISION":
+        layers = inner.get("quantized_layers")
+        rows = layers if isinstance(layers, Mapping) else {}
+        algorithms = {
+            str(row.get("quant_algo")).upper(): "expert" in name
+            for name, row in sorted(rows.items(), key=lambda item: "expert" in item[0])
+            if isinstance(row, Mapping)
+        }
+        experts = [name for name, of_experts in algorithms.items() if of_experts]
+        algorithm = next(iter(experts or algorithms), "")
+    if "NVFP4" in algorithm:
+        return QuantKind.WNA16 if algorithm.startswith("W4A16") else QuantKind.NVFP4
+    return QuantKind.FP8_BLOCK if algorithm == "FP8_PB_WO" else QuantKind.FP8
+
+
+def _quark(block: Mapping[str, Any]) -> QuantKind:
+    """From `global_quant_config`: the weights' dtype, and whether inputs are quantised."""
+    found = block.get("global_quant_config")
+    group: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    weight, inputs = group.get("weight"), group.get("input_tensors")
+    if isinstance(weight, list):
+        weight = weight[0] if weight else None
+    dtype = str(weight.get("dtype")) if isinstance(weight, Mapping) else ""
+    if not inputs:
+        return QuantKind.WNA16
+    if dtype.startswith("fp4"):
+        return QuantKind.MXFP4
+    return QuantKind.INT8 if dtype.startswith("int8") else QuantKind.FP8
 
 
 def _compressed_tensors(block: Mapping[str, Any]) -> QuantKind:
@@ -56,10 +109,12 @@ def _compressed_tensors(block: Mapping[str, Any]) -> QuantKind:
     weights = group.get("weights") or {}
     activations = group.get("input_activations")
     bits, kind = weights.get("num_bits"), weights.get("type")
-    if kind == "float" and bits == 4:
-        return QuantKind.NVFP4
+    if kind == "float" and bits == 4 and weights.get("group_size") == 32:
+        return QuantKind.MXFP4
     if not activations:
         return QuantKind.WNA16
+    if kind == "float" and bits == 4:
+        return QuantKind.NVFP4
     if kind == "float":
         return QuantKind.FP8_BLOCK if weights.get("strategy") == "block" else QuantKind.FP8
     return QuantKind.INT8

@@ -43,20 +43,47 @@ def block(
     norms: tuple[str, str],
     up: str = "mlp.fc1",
     down: str = "mlp.fc2",
+    quantised: bool = True,
 ) -> tuple[Module, ...]:
     """A transformer block with LayerNorms, biases and an MLP without gate."""
     return (
-        Linear(name=f"{prefix}.{qkv}", inputs=hidden, outputs=(hidden,) * 3, shard=Shard.COLUMN, bias=True),
-        linear(f"{prefix}.{out}", hidden, hidden, Shard.ROW),
-        linear(f"{prefix}.{up}", hidden, width, Shard.COLUMN),
-        linear(f"{prefix}.{down}", width, hidden, Shard.ROW),
+        Linear(
+            name=f"{prefix}.{qkv}",
+            inputs=hidden,
+            outputs=(hidden,) * 3,
+            shard=Shard.COLUMN,
+            bias=True,
+            quantised=quantised,
+        ),
+        linear(f"{prefix}.{out}", hidden, hidden, Shard.ROW, quantised=quantised),
+        linear(f"{prefix}.{up}", hidden, width, Shard.COLUMN, quantised=quantised),
+        linear(f"{prefix}.{down}", width, hidden, Shard.ROW, quantised=quantised),
         *(module for name in norms for module in common.norm(f"{prefix}.{name}", hidden, bias=True)),
     )
 
 
-def multimodal(architecture: Architecture, name: str, encoder: tuple[Placed, ...]) -> Architecture:
-    """A language model behind an encoder."""
-    return replace(architecture, name=name, outside=(*encoder, *architecture.outside), is_multimodal=True)
+def multimodal(
+    architecture: Architecture,
+    name: str,
+    encoder: tuple[Placed, ...],
+    *,
+    modalities: tuple[str, ...] = ("image", "video"),
+    tp_data: bool = True,
+    buffers: tuple[Placed, ...] = (),
+) -> Architecture:
+    """A language model behind an encoder.
+
+    `modalities` are those of the class's `_mark_tower_model`, `tp_data` its `supports_encoder_tp_data`; `buffers` are
+    built whether or not the encoder is.
+    """
+    tower = tuple(replace(placed, modalities=modalities) for placed in encoder)
+    return replace(
+        architecture,
+        name=name,
+        outside=(*tower, *buffers, *architecture.outside),
+        is_multimodal=True,
+        encoder_tp_data=tp_data,
+    )
 
 
 def vision_part(config: ModelConfig) -> SubConfig:
@@ -72,7 +99,7 @@ def vision_part(config: ModelConfig) -> SubConfig:
 
 
 def llama4_vision(config: ModelConfig) -> tuple[Placed, ...]:
-    """Llama4VisionModel and its projector.
+    """Llama4VisionModel and its projector, never quantised (mllama4.py:769, :775 of 0.26.0).
 
     The rope cache is complex64 [patches + 1, 1, head size / 2], here as fp32 pairs.
     """
@@ -98,6 +125,7 @@ def llama4_vision(config: ModelConfig) -> tuple[Placed, ...]:
                     hidden,
                     Shard.COLUMN,
                     bias=False,
+                    quantised=False,
                 ),
                 *common.norm(f"{prefix}.layernorm_pre", hidden, bias=True),
                 *common.norm(f"{prefix}.layernorm_post", hidden, bias=True),
@@ -117,6 +145,7 @@ def llama4_vision(config: ModelConfig) -> tuple[Placed, ...]:
                 qkv="self_attn.qkv_proj",
                 out="self_attn.o_proj",
                 norms=("input_layernorm", "post_attention_layernorm"),
+                quantised=False,
             ),
             count,
         ),
@@ -128,14 +157,18 @@ def llama4_vision(config: ModelConfig) -> tuple[Placed, ...]:
                     inner,
                     Shard.COLUMN,
                     bias=False,
+                    quantised=False,
                 ),
-                linear(f"{prefix}.vision_adapter.mlp.fc2", inner, outer, Shard.ROW, bias=False),
+                linear(
+                    f"{prefix}.vision_adapter.mlp.fc2", inner, outer, Shard.ROW, bias=False, quantised=False
+                ),
                 linear(
                     "multi_modal_projector.linear_1",
                     vision.size("vision_output_dim", 7680),
                     config.hidden_size,
                     Shard.COLUMN,
                     bias=False,
+                    quantised=False,
                 ),
             )
         ),

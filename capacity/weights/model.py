@@ -25,6 +25,7 @@ from vllm_capacity.frozen import dataclass
 from vllm_capacity.parallel import stage_bounds
 from vllm_capacity.releases.release import Release
 from vllm_capacity.units import DTYPE_BYTES
+from vllm_capacity.weights.encoder_modules import outside_here
 from vllm_capacity.weights.groups import ParameterGroup, role_of
 from vllm_capacity.weights.quantisation import checkpoint_method, quantisation_method
 from vllm_capacity.weights.quantisation.base import (
@@ -120,7 +121,7 @@ def rank_weights(ctx: RankContext, ep_rank: int = 0) -> RankWeights:
     engine, architecture = ctx.engine, ctx.architecture
     return _rank_weights(
         ctx.layers,
-        architecture.outside,
+        outside_here(ctx),
         architecture.num_hidden_layers,
         ctx.pp_rank,
         layout_of(ctx, ep_rank),
@@ -226,8 +227,11 @@ class _Builder:
                 classes.setdefault(self.method.layer_class(index), []).append(index)
         if len(here) != count and len(classes) == 1:
             classes = {None: list(here[:count])}
+        alike: dict[tuple[tuple[str, LayerTensors], ...], list[int]] = {}
         for indices in classes.values():
-            yield self._section(self._layer_modules(group, indices[0]), len(indices), tuple(indices))
+            alike.setdefault(tuple(self._layer_modules(group, indices[0])), []).extend(indices)
+        for modules, indices in alike.items():
+            yield self._section(modules, len(indices), tuple(sorted(indices)))
 
     def _layer_modules(self, group: LayerGroup, index: int) -> Iterator[tuple[str, LayerTensors]]:
         prefix = f"{self.text}model.layers.{index}."

@@ -64,7 +64,9 @@ class Awq(QuantisationMethod):
 
     def linear(self, layer: LocalLinear) -> LayerTensors:
         scheme = self.scheme
-        divides = scheme.group in (-1,) or scheme.group >= layer.full_inputs or layer.inputs % scheme.group == 0
+        divides = (
+            scheme.group in (-1,) or scheme.group >= layer.full_inputs or layer.inputs % scheme.group == 0
+        )
         if not scheme.zero_points or scheme.group not in GROUP_SIZES or not divides:
             return awq_triton_linear(layer, scheme, self.context)
         return wna16_linear(layer, scheme, self.context)
@@ -83,5 +85,7 @@ def integer(block: object, keys: tuple[str, ...], model: str) -> int:
                 value = block[key]
                 if type(value) is int and -1 <= value <= 1 << 20 and value != 0:
                     return value
-                raise InputError(f"{model}: {key!r} in the quantisation block must be an integer, not {value!r:.40}")
+                raise InputError(
+                    f"{model}: {key!r} in the quantisation block must be an integer, not {value!r:.40}"
+                )
     raise InputError(f"{model}: Cannot find any of {list(keys)} in the model's quantization config.")

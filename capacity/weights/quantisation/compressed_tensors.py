@@ -189,7 +189,10 @@ class CompressedTensors(QuantisationMethod):
 
     @property
     def uses_quant_fp8(self) -> bool:
-        return any(g.inputs is not None and g.weights.kind == "float" and g.weights.bits == 8 for g in self.targets.values())
+        return any(
+            g.inputs is not None and g.weights.kind == "float" and g.weights.bits == 8
+            for g in self.targets.values()
+        )
 
 
 _EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
@@ -272,7 +275,13 @@ class _GroupScheme(Scheme):
     def _is_mxfp8(self) -> bool:
         w = self.group.weights
         scales = w.scale_dtype.endswith("uint8")
-        return (w.kind, w.bits, w.strategy, w.group, w.symmetric) == ("float", 8, "group", 32, True) and scales
+        return (w.kind, w.bits, w.strategy, w.group, w.symmetric) == (
+            "float",
+            8,
+            "group",
+            32,
+            True,
+        ) and scales
 
     @property
     def _is_wna16(self) -> bool:
@@ -284,7 +293,12 @@ class _GroupScheme(Scheme):
     def _is_fp8(self) -> bool:
         w, inputs = self.group.weights, self.group.inputs
         plain = w.kind == "float" and w.bits == 8 and w.symmetric and not w.dynamic
-        if not plain or w.strategy not in ("tensor", "channel", "block") or inputs is None or inputs.kind != "float":
+        if (
+            not plain
+            or w.strategy not in ("tensor", "channel", "block")
+            or inputs is None
+            or inputs.kind != "float"
+        ):
             return False
         return inputs.dynamic or (inputs.symmetric and inputs.strategy == "tensor")
 
@@ -435,7 +449,12 @@ class _Embedding(Scheme):
 
     def vocab(self, layer: LocalVocab) -> LayerTensors:
         w = self.group.weights
-        if w.kind != "int" or self.group.inputs is not None or w.strategy not in ("channel", "group") or 32 % w.bits:
+        if (
+            w.kind != "int"
+            or self.group.inputs is not None
+            or w.strategy not in ("channel", "group")
+            or 32 % w.bits
+        ):
             raise RefusedError(
                 Reason.UNSUPPORTED_BY_RELEASE,
                 "compressed-tensors embeddings only support weight-only INT group/channel (WNA16) quantization",

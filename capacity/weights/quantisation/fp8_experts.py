@@ -65,7 +65,9 @@ def requested_backend(context: QuantContext) -> Backend | None:
         return None
     found = _REQUESTED.get(context.moe_backend)
     if found is None:
-        raise InputError(f"{context.model}: fp8 experts with moe_backend={context.moe_backend!r} are not modelled")
+        raise InputError(
+            f"{context.model}: fp8 experts with moe_backend={context.moe_backend!r} are not modelled"
+        )
     return found
 
 
@@ -86,9 +88,8 @@ def fp8_moe_backend(layer: LocalExperts, scheme: Fp8Experts, context: QuantConte
         if sm // 10 == 12 and context.release.has("deep_gemm_sm120") and layer.gated:
             return Backend.DEEP_GEMM
         return Backend.AS_LOADED
-    if scheme.granularity == "tensor" and scheme.activations is Activations.STATIC:
-        if sm >= 90:
-            return Backend.FLASHINFER_TRTLLM if blackwell else Backend.FLASHINFER_CUTLASS
+    if scheme.granularity == "tensor" and scheme.activations is Activations.STATIC and sm >= 90:
+        return Backend.FLASHINFER_TRTLLM if blackwell else Backend.FLASHINFER_CUTLASS
     return Backend.AS_LOADED
 
 
@@ -105,21 +106,29 @@ def fp8_experts(layer: LocalExperts, scheme: Fp8Experts, context: QuantContext) 
     if scheme.online:
         originals = 2 * (built[0].n_bytes + built[1].n_bytes)
         return LayerTensors((*stored, *bias), bias, originals + built[0].n_bytes + built[1].n_bytes)
-    return LayerTensors((*stored, *bias), (*built, *bias), _transient(layer, scheme, backend, stored, weights, context))
+    return LayerTensors(
+        (*stored, *bias), (*built, *bias), _transient(layer, scheme, backend, stored, weights, context)
+    )
 
 
 def _transient(
     layer: LocalExperts, scheme: Fp8Experts, backend: Backend, stored: tuple[Stored, ...], weights: int,
     context: QuantContext,
 ) -> int:  # fmt: skip
-    requantised = 4 * layer.intermediate_size * layer.hidden_size if scheme.granularity == "tensor" and layer.gated else 0
+    requantised = (
+        4 * layer.intermediate_size * layer.hidden_size
+        if scheme.granularity == "tensor" and layer.gated
+        else 0
+    )
     if backend is Backend.MARLIN:
         # every expert's words in a list, then concatenated, beside the original of the larger matrix
         return stored[0].n_bytes * 2 + stored[1].n_bytes
     if backend is Backend.FLASHINFER_TRTLLM:
         # exchanged halves, then every expert shuffled, as a list and stacked; per tensor by way of wider copies
         one = stored[0].n_bytes // max(layer.num_experts, 1)
-        return 5 * stored[0].n_bytes if scheme.granularity == "tensor" else weights + stored[0].n_bytes + 3 * one
+        return (
+            5 * stored[0].n_bytes if scheme.granularity == "tensor" else weights + stored[0].n_bytes + 3 * one
+        )
     if backend is Backend.FLASHINFER_CUTLASS:
         # the halves of w13 change places: a second copy for a moment
         return max(requantised, stored[0].n_bytes)
@@ -150,7 +159,10 @@ def _scales(layer: LocalExperts, scheme: Fp8Experts, slices: int, *, merged: boo
         first, second = (count, slices * width, 1), (count, hidden, 1)
     else:
         n, k = scheme.block or (128, 128)
-        first, second = (count, slices * cdiv(width, n), cdiv(hidden, k)), (count, cdiv(hidden, n), cdiv(width, k))
+        first, second = (
+            (count, slices * cdiv(width, n), cdiv(hidden, k)),
+            (count, cdiv(hidden, n), cdiv(width, k)),
+        )
     name = scheme.suffix
     return (
         Stored(f"w13_{name}", first, "float32", scale=True),
@@ -164,7 +176,9 @@ def _stored(
     count, hidden, width = layer.num_experts, layer.hidden_size, layer.intermediate_size
     logical13, logical2 = count * layer.slices * width * hidden, count * hidden * width
     static = scheme.activations is Activations.STATIC
-    inputs = tuple(Stored(f"{w}_input_scale", (), "float32", scale=True) for w in ("w13", "w2")) if static else ()
+    inputs = (
+        tuple(Stored(f"{w}_input_scale", (), "float32", scale=True) for w in ("w13", "w2")) if static else ()
+    )
     if backend is Backend.MARLIN:
         return (*_marlin(layer, scheme, context, slices), *inputs)
     if backend in (Backend.FLASHINFER_CUTLASS, Backend.FLASHINFER_TRTLLM) and scheme.granularity != "block":
@@ -176,23 +190,35 @@ def _stored(
             Stored(scales[0].name, (count, slices * width, cdiv(cdiv(hidden, k), 4)), "int32", scale=True),
             Stored(scales[1].name, (count, hidden, cdiv(cdiv(width, k), 4)), "int32", scale=True),
         )
-    strides: tuple[Stored, ...] = ()
+    kept: tuple[Stored, ...] = ()
     on_cutlass = scheme.cutlass and scheme.granularity != "block" and backend is Backend.AS_LOADED
     if on_cutlass and (context.device.sm == 90 or context.device.sm // 10 == 10) and layer.gated:
         # CutlassExpertsFp8.__init__, fused_moe/experts/cutlass_moe.py: a plain attribute of the kernel
-        strides = tuple(
-            Stored(name, (count,), "int64", buffer=True) for name in ("ab_strides1", "ab_strides2", "c_strides1")
+        kept = tuple(
+            Stored(name, (count,), "int64", buffer=True)
+            for name in ("ab_strides1", "ab_strides2", "c_strides1")
         )
     if backend is Backend.FLASHINFER_TRTLLM and scheme.granularity == "tensor":
         # TrtLlmFp8ExpertsMonolithic keeps its output scales
         names = ("_g1_alphas", "_g2_alphas", "_g1_scale_c")
-        strides = tuple(Stored(name, (count,), "float32", scale=True, buffer=True) for name in names)
+        kept = tuple(Stored(name, (count,), "float32", scale=True, buffer=True) for name in names)
+    if backend is Backend.FLASHINFER_CUTLASS and scheme.granularity == "tensor":
+        # `make_fp8_moe_quant_config`, fused_moe/oracle/fp8.py
+        kept = tuple(
+            Stored(name, shape, "float32", scale=True, buffer=True)
+            for name, shape in (
+                ("g1_alphas", (count,)),
+                ("g2_alphas", (count,)),
+                ("a1_gscale", ()),
+                ("a2_gscale", ()),
+            )
+        )
     return (
         Stored("w13_weight", (count, slices * width, hidden), FP8, logical13),
         Stored("w2_weight", (count, hidden, width), FP8, logical2),
         *scales,
         *inputs,
-        *strides,
+        *kept,
     )
 
 

@@ -88,7 +88,9 @@ def per_channel_linear(
     return LayerTensors(stored, built, _pad_transient(padded, weight))
 
 
-def weight_only_channel_linear(layer: LocalLinear, context: QuantContext, built_scales: tuple[int, ...]) -> LayerTensors:
+def weight_only_channel_linear(
+    layer: LocalLinear, context: QuantContext, built_scales: tuple[int, ...]
+) -> LayerTensors:
     """W8A16: Marlin on every generation; `built_scales` is the shape of the scale as loaded."""
     rows, inputs = layer.rows, layer.inputs
     built = (

@@ -20,7 +20,7 @@ from vllm_capacity.weights.quantisation.base import (
     Scheme,
 )
 from vllm_capacity.weights.quantisation.compressed_tensors import head_as_linear
-from vllm_capacity.weights.quantisation.ignored import compile_pattern, strings
+from vllm_capacity.weights.quantisation.ignored import classes_of, compile_pattern, strings
 from vllm_capacity.weights.quantisation.wna16_experts import moe_wna16_experts, wna16_experts
 from vllm_capacity.weights.quantisation.wna16_linear import WNA16, Layout, wna16_linear
 from vllm_capacity.weights.sharding import LocalExperts, LocalLinear, LocalVocab
@@ -47,13 +47,14 @@ class Gptq(QuantisationMethod):
         self.lm_head = block.get("lm_head") is True
         self.experts_on_triton = experts_on_triton
         self.modules = _modules(block, model)
+        self._listed = classes_of(self.modules)
         self.rules = _rules(block.get("dynamic"), model)
         self.by_layer = any(re.search(r"\d|\\d|\[", pattern.pattern) for _, pattern, _ in self.rules)
         self._schemes: dict[WNA16, _Rule] = {}
         self._scheme(self.bits, self.group, self.act_order, self.symmetric)
 
     def layer_class(self, index: int) -> Hashable:
-        return index if self.by_layer else None
+        return index if self.by_layer else self._listed.get(index)
 
     def skips(self, prefix: str) -> bool:
         return self.at(prefix) is None
@@ -88,7 +89,9 @@ class Gptq(QuantisationMethod):
 
     def _scheme(self, bits: int, group: int, act_order: bool, symmetric: bool) -> _Rule:
         if type(bits) is not int or type(group) is not int or group == 0 or group < -1:
-            raise InputError(f"{self.context.model}: bits {bits!r:.20} and group_size {group!r:.20} must be integers")
+            raise InputError(
+                f"{self.context.model}: bits {bits!r:.20} and group_size {group!r:.20} must be integers"
+            )
         if (bits, symmetric) not in ((4, True), (8, True)):
             if self.context.release.has("gptq_exllama"):
                 raise InputError(
@@ -135,7 +138,9 @@ class _Rule(Scheme):
 def _boolean(block: Mapping[str, Any], key: str, model: str) -> bool:
     value = block.get(key)
     if not isinstance(value, bool):
-        raise InputError(f"{model}: {key!r} in the quantisation block must be true or false, not {value!r:.40}")
+        raise InputError(
+            f"{model}: {key!r} in the quantisation block must be true or false, not {value!r:.40}"
+        )
     return value
 
 
@@ -146,9 +151,7 @@ def _modules(block: Mapping[str, Any], model: str) -> tuple[str, ...]:
     return strings(value, "modules_in_block_to_quantize", model)
 
 
-def _rules(
-    dynamic: object, model: str
-) -> tuple[tuple[bool, re.Pattern[str], Mapping[str, Any]], ...]:
+def _rules(dynamic: object, model: str) -> tuple[tuple[bool, re.Pattern[str], Mapping[str, Any]], ...]:
     """(positive, pattern, overrides): '-:' leaves modules out, '+:' or nothing changes them."""
     if not dynamic:
         return ()

@@ -8,7 +8,13 @@ Marlin's, with 1,024 locks a layer. Before the release that has Humming, Marlin 
 from __future__ import annotations
 
 from vllm_capacity.errors import InputError
-from vllm_capacity.weights.quantisation.base import LayerTensors, QuantContext, QuantisationMethod, Stored, bias_of
+from vllm_capacity.weights.quantisation.base import (
+    LayerTensors,
+    QuantContext,
+    QuantisationMethod,
+    Stored,
+    bias_of,
+)
 from vllm_capacity.weights.quantisation.fp8_linear import FP8, weight_only_channel_linear
 from vllm_capacity.weights.quantisation.marlin import packed
 from vllm_capacity.weights.sharding import LocalLinear

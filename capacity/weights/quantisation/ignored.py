@@ -20,7 +20,9 @@ FUSED: Mapping[str, tuple[str, ...]] = {
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?=\.|$)")
 _TEXT = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)")
-_OUTER = re.compile(r"^(?:language_model\.|model\.(?=visual|vision|multi_modal|mm_|audio|embed_vision|embed_audio))")
+_OUTER = re.compile(
+    r"^(?:language_model\.|model\.(?=visual|vision|multi_modal|mm_|audio|embed_vision|embed_audio))"
+)
 
 
 @lru_cache(maxsize=65536)
@@ -102,7 +104,9 @@ class WildcardList:
                 names.append(entry)
         self.names = tuple(dict.fromkeys(plain_name(name) for name in names))
         self.exact = IgnoreList(self.names)
-        self.patterns = tuple(re.compile(_translate(name)) for name in self.names if "*" in name or "?" in name)
+        self.patterns = tuple(
+            re.compile(_translate(name)) for name in self.names if "*" in name or "?" in name
+        )
         self._classes = classes_of(self.names)
 
     def layer_class(self, index: int) -> frozenset[str]:
@@ -134,7 +138,9 @@ class PatternList:
 
     def __init__(self, entries: Sequence[str], model: str = "") -> None:
         self.exact = frozenset(plain_name(entry) for entry in entries if not entry.startswith("re:"))
-        self.patterns = tuple(compile_pattern(entry[3:], model) for entry in entries if entry.startswith("re:"))
+        self.patterns = tuple(
+            compile_pattern(entry[3:], model) for entry in entries if entry.startswith("re:")
+        )
         self._classes = classes_of(self.exact)
         self.by_layer = any(_tells_layers_apart(entry) for entry in entries if entry.startswith("re:"))
 
@@ -154,9 +160,13 @@ class PatternList:
 def compile_pattern(text: str, model: str) -> re.Pattern[str]:
     """A checkpoint's regular expression. Raises InputError where it is none or absurdly long."""
     if len(text) > 1000:
-        raise InputError(f"{model}: an ignore pattern has {len(text)} characters; a checkpoint's have at most 1000")
+        raise InputError(
+            f"{model}: an ignore pattern has {len(text)} characters; a checkpoint's have at most 1000"
+        )
     if re.search(r"[*+}]\s*\)\s*[*+{]", text):
-        raise InputError(f"{model}: the ignore pattern {text!r:.60} nests repetitions, which can take forever")
+        raise InputError(
+            f"{model}: the ignore pattern {text!r:.60} nests repetitions, which can take forever"
+        )
     try:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError):

@@ -36,7 +36,11 @@ class Inc(QuantisationMethod):
     def __init__(self, context: QuantContext) -> None:
         super().__init__(context)
         block, model = context.block or {}, context.model
-        self.default = (integer(block, ("bits",), model), integer(block, ("group_size",), model), block.get("sym") is not False)
+        self.default = (
+            integer(block, ("bits",), model),
+            integer(block, ("group_size",), model),
+            block.get("sym") is not False,
+        )
         if self.default[0] not in (2, 3, 4, 8):
             raise RefusedError(
                 Reason.UNSUPPORTED_BY_RELEASE,

@@ -175,7 +175,8 @@ class AlgorithmScheme(Scheme):
             for size, what in ((layer.rows, "out_features"), (layer.inputs, "in_features")):
                 if size % 128:
                     raise RefusedError(
-                        Reason.INVALID_LAYOUT, f"ModelOpt FP8_PB_WO requires {what} divisible by 128, got {size}."
+                        Reason.INVALID_LAYOUT,
+                        f"ModelOpt FP8_PB_WO requires {what} divisible by 128, got {size}.",
                     )
             # the method never calls the kernel's own processing (modelopt.py:755-775), so scales stay as loaded
             tensors = block_linear(layer, context, (128, 128), name="weight_scale")

@@ -44,9 +44,13 @@ def mx_linear(layer: LocalLinear, context: QuantContext, bits: int, *, online: b
     built = (weight, Stored("weight_scale", (rows, inputs // GROUP), "uint8", scale=True), *bias)
     original = 2 * rows * inputs if online else 0
     if context.device.sm >= 100:
-        scales = Stored("weight_scale", (round_up(rows, 128), round_up(inputs // GROUP, 4)), "uint8", scale=True)
+        scales = Stored(
+            "weight_scale", (round_up(rows, 128), round_up(inputs // GROUP, 4)), "uint8", scale=True
+        )
         stored = (weight, scales, *bias)
-        return LayerTensors(stored, bias if online else built, original + weight.n_bytes * online + 2 * scales.n_bytes)
+        return LayerTensors(
+            stored, bias if online else built, original + weight.n_bytes * online + 2 * scales.n_bytes
+        )
     padded = linear_nk(context.release, rows, inputs, GROUP)
     if padded is None:
         raise InputError(
@@ -60,7 +64,9 @@ def mx_linear(layer: LocalLinear, context: QuantContext, bits: int, *, online: b
         *marlin_bias(layer.bias, rows, n, kind),
         workspace(context.device),
     )
-    return LayerTensors(stored, bias if online else built, original + weight.n_bytes * online + 2 * n * k * bits // 8)
+    return LayerTensors(
+        stored, bias if online else built, original + weight.n_bytes * online + 2 * n * k * bits // 8
+    )
 
 
 def mxfp8_experts(layer: LocalExperts, context: QuantContext, *, online: bool = False) -> LayerTensors:

@@ -55,7 +55,9 @@ def gpt_oss_backend(context: QuantContext) -> Backend:
 def deepseek_v4_backend(context: QuantContext) -> Backend:
     """`select_deepseek_v4_mxfp4_moe_backend`: TRT-LLM on sm10x, DeepGEMM on sm12x, Marlin before."""
     if context.moe_backend not in ("auto", "marlin"):
-        raise InputError(f"{context.model}: mxfp4 with moe_backend={context.moe_backend!r} is not modelled; auto is")
+        raise InputError(
+            f"{context.model}: mxfp4 with moe_backend={context.moe_backend!r} is not modelled; auto is"
+        )
     family = context.device.sm // 10
     if context.moe_backend == "marlin" or family not in (10, 12):
         return Backend.MARLIN
@@ -107,7 +109,9 @@ def padded_mxfp4_experts(layer: LocalExperts, context: QuantContext, backend: Ba
     """Experts created at the padded sizes and then re-laid for the backend."""
     count = layer.num_experts
     hidden, width = padded_for(backend, layer, context)
-    w13 = _Matrix("w13", count, 2 * width, hidden, count * layer.slices * layer.intermediate_size * layer.hidden_size)
+    w13 = _Matrix(
+        "w13", count, 2 * width, hidden, count * layer.slices * layer.intermediate_size * layer.hidden_size
+    )
     w2 = _Matrix("w2", count, hidden, width, count * layer.hidden_size * layer.intermediate_size)
     built = [*w13.built(), *w2.built()]
     biases: list[Stored] = []
@@ -126,7 +130,24 @@ def padded_mxfp4_experts(layer: LocalExperts, context: QuantContext, backend: Ba
     else:
         tensors = [*w13.built(), *w2.built()]
         transient = sum(tensor.n_bytes for tensor in tensors)
+        if backend is Backend.TRTLLM and layer.bias:
+            tensors += _trtllm_extras(count, (*tensors, *biases))
     return LayerTensors((*tensors, *biases), tuple(built), transient)
+
+
+def _trtllm_extras(count: int, shuffled: tuple[Stored, ...]) -> list[Stored]:
+    """What the kernel of gpt-oss and its method keep in every layer: three vectors of the activation, and the order of
+    the rows for each shape that was shuffled (`_cache_permute_indices`, one entry per method object).
+    """
+    vectors = [
+        Stored(name, (count,), "float32", buffer=True)
+        for name in ("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit")
+    ]
+    shapes = dict.fromkeys((*tensor.shape[1:], 1)[:2] for tensor in shuffled)
+    return vectors + [
+        Stored(f"_cache_permute_indices.{rows}x{columns}", (rows,), "int64", buffer=True)
+        for rows, columns in shapes
+    ]
 
 
 def _triton(
@@ -210,6 +231,16 @@ class _Matrix:
     def marlin(self) -> tuple[Stored, Stored]:
         """`_repack_marlin_experts` and permuted e8m0 scales."""
         return (
-            Stored(f"{self.name}_weight", (self.count, self.columns // TILE, self.rows * 2), "int32", self.logical),
-            Stored(f"{self.name}_weight_scale", (self.count, self.columns // BLOCK, self.rows), "uint8", scale=True),
+            Stored(
+                f"{self.name}_weight",
+                (self.count, self.columns // TILE, self.rows * 2),
+                "int32",
+                self.logical,
+            ),
+            Stored(
+                f"{self.name}_weight_scale",
+                (self.count, self.columns // BLOCK, self.rows),
+                "uint8",
+                scale=True,
+            ),
         )

@@ -43,7 +43,9 @@ def _vector(name: str, *shape: int) -> Stored:
     return Stored(name, shape, "float32", scale=True)
 
 
-def nvfp4_linear(layer: LocalLinear, context: QuantContext, origin: Origin, *, weight_only: bool) -> LayerTensors:
+def nvfp4_linear(
+    layer: LocalLinear, context: QuantContext, origin: Origin, *, weight_only: bool
+) -> LayerTensors:
     """A linear layer; `weight_only` checkpoints (W4A16) run on Marlin everywhere."""
     rows, inputs, shards = layer.rows, layer.inputs, len(layer.outputs)
     if inputs % GROUP:
@@ -84,7 +86,9 @@ def nvfp4_linear(layer: LocalLinear, context: QuantContext, origin: Origin, *, w
         Stored("weight_scale", _swizzled(rows, inputs // GROUP), FP8, scale=True),
         *scalars, *bias,
     )  # fmt: skip
-    return LayerTensors(stored, (*built, *bias), 2 * stored[1].n_bytes + (stored[0].n_bytes if n * k != logical else 0))
+    return LayerTensors(
+        stored, (*built, *bias), 2 * stored[1].n_bytes + (stored[0].n_bytes if n * k != logical else 0)
+    )
 
 
 def _swizzled(rows: int, groups: int) -> tuple[int, int]:
@@ -113,12 +117,16 @@ def nvfp4_moe_backend(context: QuantContext, *, weight_only: bool) -> Backend:
     return Backend.TRTLLM if context.device.sm // 10 == 10 else Backend.SWIZZLED
 
 
-def nvfp4_experts(layer: LocalExperts, context: QuantContext, origin: Origin, *, weight_only: bool) -> LayerTensors:
+def nvfp4_experts(
+    layer: LocalExperts, context: QuantContext, origin: Origin, *, weight_only: bool
+) -> LayerTensors:
     """The routed experts of one layer. Raises RefusedError where the backend cannot pad the rank's width."""
     count, hidden, width = layer.num_experts, layer.hidden_size, layer.intermediate_size
     rows = layer.slices * width
     backend = nvfp4_moe_backend(context, weight_only=weight_only)
-    global_scales = layer.total_experts if backend is not Backend.MARLIN and origin is Origin.MODELOPT else count
+    global_scales = (
+        layer.total_experts if backend is not Backend.MARLIN and origin is Origin.MODELOPT else count
+    )
     built = _built_experts(layer, origin, global_scales)
     logical13, logical2 = count * rows * hidden, count * hidden * width
     kept = _kept_scalars(layer, origin, backend, weight_only=weight_only)

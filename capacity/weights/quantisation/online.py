@@ -77,9 +77,13 @@ class Online(QuantisationMethod):
     def experts(self, layer: LocalExperts) -> LayerTensors:
         context = self.context
         if self.kind == "fp8_per_tensor":
-            return fp8_experts(layer, Fp8Experts("tensor", Activations.TENSOR, always_two=True, online=True), context)
+            return fp8_experts(
+                layer, Fp8Experts("tensor", Activations.TENSOR, always_two=True, online=True), context
+            )
         if self.kind == "fp8_per_channel":
-            return fp8_experts(layer, Fp8Experts("channel", Activations.TOKEN, always_two=True, online=True), context)
+            return fp8_experts(
+                layer, Fp8Experts("channel", Activations.TOKEN, always_two=True, online=True), context
+            )
         if self.kind == "fp8_per_block":
             return self._block_experts(layer)
         if self.kind == "mxfp8":

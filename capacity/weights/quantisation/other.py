@@ -70,7 +70,9 @@ class BitsAndBytes(QuantisationMethod):
         block = context.block or {}
         self.eight = block.get("load_in_8bit") is True
         if context.parallel.tp > 1 and context.block is not None and self.eight:
-            raise InputError(f"{context.model}: 8-bit bitsandbytes checkpoints with tensor parallelism are not modelled")
+            raise InputError(
+                f"{context.model}: 8-bit bitsandbytes checkpoints with tensor parallelism are not modelled"
+            )
         self.skipped = strings(block.get("llm_int8_skip_modules"), "llm_int8_skip_modules", context.model)
 
     def skips(self, prefix: str) -> bool:
@@ -88,7 +90,9 @@ class BitsAndBytes(QuantisationMethod):
         bias = bias_of(layer, layer.dtype or self.context.dtype)
         if self.eight:
             weight = Stored("weight", (rows, inputs), "int8", rows * inputs)
-            scales = tuple(Stored(f"SCB_{i}", (n,), "float32", scale=True) for i, n in enumerate(layer.outputs))
+            scales = tuple(
+                Stored(f"SCB_{i}", (n,), "float32", scale=True) for i, n in enumerate(layer.outputs)
+            )
         else:
             if rows * inputs % 2:
                 raise RefusedError(
@@ -100,7 +104,9 @@ class BitsAndBytes(QuantisationMethod):
                 for i, n in enumerate(layer.outputs)
             )
         widest = max(layer.outputs) * inputs
-        return LayerTensors((weight, *scales, *bias), (weight, *bias), 3 * widest if self.context.block is None else widest)
+        return LayerTensors(
+            (weight, *scales, *bias), (weight, *bias), 3 * widest if self.context.block is None else widest
+        )
 
     def experts(self, layer: LocalExperts) -> LayerTensors:
         raise InputError(f"{self.context.model}: bitsandbytes experts are not modelled")
@@ -151,7 +157,10 @@ class TorchAo(QuantisationMethod):
         bias = bias_of(layer, kind)
         if self.scheme == "Int8WeightOnlyConfig" and self.data.get("group_size") is None:
             data = Stored("weight", (rows, inputs), "int8", rows * inputs)
-            scales = (Stored("weight.scale", (rows,), kind, scale=True), Stored("weight.zero_point", (rows,), "int64", scale=True))
+            scales = (
+                Stored("weight.scale", (rows,), kind, scale=True),
+                Stored("weight.zero_point", (rows,), "int64", scale=True),
+            )
             return LayerTensors((data, *scales, *bias))
         if self.scheme in ("Float8WeightOnlyConfig",):
             data = Stored("weight", (rows, inputs), "float8_e4m3fn", rows * inputs)

@@ -24,7 +24,13 @@ from vllm_capacity.weights.quantisation.fp8_linear import (
     per_channel_linear,
     per_tensor_linear,
 )
-from vllm_capacity.weights.quantisation.ignored import PatternList, matches_wildcard, plain_name, shards_of, strings
+from vllm_capacity.weights.quantisation.ignored import (
+    PatternList,
+    matches_wildcard,
+    plain_name,
+    shards_of,
+    strings,
+)
 from vllm_capacity.weights.quantisation.int8 import int8_linear
 from vllm_capacity.weights.sharding import LocalExperts, LocalLinear
 
@@ -78,7 +84,10 @@ class Quark(QuantisationMethod):
         return found[0]
 
     def _match(self, name: str) -> Mapping[str, Any]:
-        return next((config for pattern, config in self.layers.items() if matches_wildcard(name, pattern)), self.default)
+        return next(
+            (config for pattern, config in self.layers.items() if matches_wildcard(name, pattern)),
+            self.default,
+        )
 
     def linear(self, layer: LocalLinear) -> LayerTensors:
         return _QuarkScheme(self.context, self.default).linear(layer)
@@ -108,8 +117,8 @@ class _QuarkScheme(Scheme):
 
     def _unknown(self, what: str) -> InputError:
         return InputError(
-            f"{self.context.model}: Quark {what} with weights {self.weight.get('dtype')!r} {self.weight.get('qscheme')!r} and"
-            f" inputs {self.inputs.get('dtype')!r} are not modelled"
+            f"{self.context.model}: Quark {what} with weights {self.weight.get('dtype')!r}"
+            f" {self.weight.get('qscheme')!r} and inputs {self.inputs.get('dtype')!r} are not modelled"
         )
 
     def linear(self, layer: LocalLinear) -> LayerTensors:
@@ -146,7 +155,8 @@ class _QuarkScheme(Scheme):
             granularity = "channel" if self.weight.get("qscheme") == "per_channel" else "tensor"
             activations = Activations.STATIC if static else Activations.TOKEN
             return fp8_experts(layer, Fp8Experts(granularity, activations, always_two=True), self.context)
-        if self._is_mxfp4 and self.context.device.sm < 100:
+        if self._is_mxfp4 and self.inputs.get("dtype") == "fp4" and self.inputs.get("is_dynamic"):
+            # emulated on NVIDIA GPUs: no native kernel reads MXFP4 activations (QuarkOCP_MX_MoEMethod)
             count, hidden, width = layer.num_experts, layer.hidden_size, layer.intermediate_size
             return LayerTensors((
                 Stored("w13_weight", (count, 2 * width, hidden // 2), "uint8", count * layer.slices * width * hidden),
