@@ -39,5 +39,5 @@ def host_needs(
         pinned_bytes=pinned,
         shared_memory_bytes=engine.parallel.dp * message_queue_bytes(engine.parallel.world_size, chunk),
         checkpoint_bytes=int(known) if known else parameter_bytes,
-        checkpoint_bytes_source="recorded" if known else "parameters as loaded on one GPU",
+        checkpoint_bytes_source=str(config.facts.get("checkpoint_bytes_source", "recorded")) if known else "parameters as loaded on one GPU",
     )

@@ -141,7 +141,13 @@ def _plan(
 
 @lru_cache(maxsize=64)
 def _architecture(config: ModelConfig, release: Release) -> Architecture:
-    return build_architecture(config, release)
+    architecture = build_architecture(config, release)
+    tensors = config.facts.get("tensors")
+    if not tensors:
+        return architecture
+    from vllm_capacity.weights.checkpoint import fit_to_headers
+
+    return fit_to_headers(architecture, tensors, config.quantization)
 
 
 @lru_cache(maxsize=64)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from vllm_capacity.releases.release import Release
 
 DEFAULT_GPU = "H100-80GB"
+MANY_SHARDS = 8
+"""From so many files on, reading their headers shows a progress bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +65,13 @@ def resolve_inputs(command_line: Sequence[str], flags: Mapping[str, Any], option
     if not model:
         raise InputError("--model is missing: give a folder, a config.json, a catalogue id or a Hugging Face id")
     device = choose_device(options)
+    config = load_model(
+        model, revision=options.get("revision"), hf_overrides=args.hf_overrides, offline=bool(options.get("offline"))
+    )
+    config, header_warnings = add_headers(config, model, options)
     return Inputs(
         model=model,
-        config=load_model(
-            model, revision=options.get("revision"), hf_overrides=args.hf_overrides, offline=bool(options.get("offline"))
-        ),
+        config=config,
         args=args,
         degrees=degrees or (args.tensor_parallel_size,),
         device=device,
@@ -75,8 +80,41 @@ def resolve_inputs(command_line: Sequence[str], flags: Mapping[str, Any], option
         release_source=release_source,
         concurrency=options.get("concurrency"),
         calibration=load_calibration(options.get("calibration")),
-        warnings=tuple(line.notes) if line else (),
+        warnings=(*(line.notes if line else ()), *header_warnings),
     )
+
+
+def add_headers(config: ModelConfig, model: str, options: Mapping[str, Any]) -> tuple[ModelConfig, tuple[str, ...]]:
+    """The config with what the checkpoint's headers say (`--weights`), and warnings. Raises InputError."""
+    from vllm_capacity.inputs.checkpoint import load_headers, with_headers
+
+    mode = str(options.get("weights") or "auto")
+    with _shards_read(mode) as progress:
+        headers, warnings = load_headers(
+            model, mode, revision=options.get("revision"), offline=bool(options.get("offline")), progress=progress
+        )
+    return (config if headers is None else with_headers(config, headers)), warnings
+
+
+@contextmanager
+def _shards_read(mode: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr while the headers of many shards arrive; nothing where stderr is no terminal."""
+    import sys
+
+    if mode != "headers" or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = TextColumn("safetensors headers"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("shards", total=None, visible=False)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, visible=total >= MANY_SHARDS)
+
+        yield show
 
 
 def _degrees(given: dict[str, Any]) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import click
-
 from vllm_capacity.cli.engine_options import NAMES, engine_options
 from vllm_capacity.errors import InputError
 from vllm_capacity.plan import Plan, RefusedPlan, Status
@@ -21,6 +20,8 @@ EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
 @click.option("--model", metavar="MODEL", help="A folder, a config.json, a catalogue id, or a Hugging Face id.")
 @click.option("--revision", metavar="REV", help="Branch, tag or commit on the Hub.")
 @click.option("--offline", is_flag=True, help="Never ask the Hub.")
+@click.option("--weights", type=click.Choice(["auto", "headers", "config"]), default="auto",
+              help="Sizes from safetensors headers or from the config; auto: headers where they are local or cached.")
 @click.option("--gpu", metavar="NAME", help="A GPU of the catalogue (`vllm-capacity gpus`). Default: the local one, else H100-80GB.")
 @click.option("--gpu-memory", metavar="SIZE", help="Total memory of a GPU that is not in the catalogue, as CUDA reports it.")
 @click.option("--compute-capability", metavar="X.Y", help="Its compute capability, with --gpu-memory.")
@@ -77,7 +78,6 @@ def command(ctx: click.Context, command_line: tuple[str, ...], as_json: bool, ex
         click.echo(json.dumps(plans_to_dict(plans)))
     else:
         from rich.console import Console
-
         from vllm_capacity.inputs.command_line import emit_command_line
         from vllm_capacity.report.text import print_plans
 

@@ -122,7 +122,7 @@ def read_hub(
         cached = hub.try_to_load_from_cache(repository, "config.json", revision=revision)
         commit = Path(cached).parts[-2] if isinstance(cached, str) else None
     if commit is not None:
-        kept = _load_cached(repository, commit)
+        kept = load_cached(repository, commit)
         if kept is not None:
             return kept
     if offline:
@@ -204,7 +204,7 @@ def _cache_file(repository: str, commit: str) -> Path:
     return cache_folder() / "headers" / f"{key}.json"
 
 
-def _load_cached(repository: str, commit: str) -> CheckpointHeaders | None:
+def load_cached(repository: str, commit: str) -> CheckpointHeaders | None:
     """What `_store_cached` wrote; anything else in its place counts as not cached."""
     try:
         value = json.loads(_cache_file(repository, commit).read_bytes())
