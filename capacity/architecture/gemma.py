@@ -81,7 +81,10 @@ def gemma3(config: ModelConfig, release: Release) -> Architecture:
 
 def gemma3_multimodal(config: ModelConfig, release: Release) -> Architecture:
     """Gemma3ForConditionalGeneration: a SigLIP encoder before the text model."""
-    return multimodal(gemma3(config, release), "Gemma3ForConditionalGeneration", siglip_vision(config))
+    return multimodal(
+        gemma3(config, release), "Gemma3ForConditionalGeneration", siglip_vision(config),
+        modalities=("image",), tp_data=False,
+    )  # fmt: skip
 
 
 FOUR_NORMS = (

@@ -32,7 +32,9 @@ def llama4(config: ModelConfig, release: Release) -> Architecture:
 
 def llama4_multimodal(config: ModelConfig, release: Release) -> Architecture:
     """Llama4ForConditionalGeneration."""
-    return multimodal(llama4(config, release), "Llama4ForConditionalGeneration", llama4_vision(config))
+    return multimodal(
+        llama4(config, release), "Llama4ForConditionalGeneration", llama4_vision(config), modalities=("image",)
+    )
 
 
 def _text(config: ModelConfig) -> Architecture:

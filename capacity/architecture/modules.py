@@ -280,6 +280,8 @@ class Placed:
     """Built only on stages that hold at least one of these layers (rope caches of one layer type); None:
     any stage.
     """
+    modalities: tuple[str, ...] = ()
+    """Part of the encoder of these modalities: not built where all of them are limited to 0."""
     allocated_first: bool = False
     """With `shares_storage_with`: vLLM allocates the module and then drops its storage, which raises the
     load peak.
@@ -308,6 +310,8 @@ class Architecture:
     """'generate' or 'pooling'."""
     is_multimodal: bool = False
     is_encoder_decoder: bool = False
+    encoder_tp_data: bool = False
+    """Class supports `--mm-encoder-tp-mode data`."""
     logits_soft_cap: bool = False
     tie_word_embeddings: bool = False
     supports_mamba_prefix_caching: bool = False

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from vllm_capacity.architecture import common
 from vllm_capacity.architecture.modules import Architecture, Linear, Module, Placed, Placement, Shard, Tensor
-from vllm_capacity.errors import InputError
+from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.inputs.config_defaults import class_defaults, fill
 from vllm_capacity.inputs.model_config import ModelConfig, SubConfig
 
@@ -87,13 +87,16 @@ def multimodal(
 
 
 def vision_part(config: ModelConfig) -> SubConfig:
-    """The vision part with its class's defaults; InputError where neither the file nor the class has one."""
+    """The vision part with its class's defaults; RefusedError where neither the file nor the class has one."""
     given = config.vision or {}
     kind = given.get("model_type") or class_defaults(config.model_type).parts.get("vision_config", "")
     values = fill(given, class_defaults(str(kind)))
     if not values:
-        raise InputError(
-            f"{config.name}: the config has no vision part; plan the text model's own config instead"
+        raise RefusedError(
+            Reason.UNSUPPORTED_BY_RELEASE,
+            f"AttributeError: the config of model type {config.model_type!r} has no attribute 'vision_config', which"
+            f" {config.architectures[0] if config.architectures else 'the class'} reads; name the text model's own"
+            " class in 'architectures' instead",
         )
     return SubConfig(config.name, "vision_config", values)
 

@@ -1,4 +1,5 @@
-"""Qwen3-VL, Qwen3-VL-MoE, Qwen2.5-VL and GLM-4.5V: their text families behind an encoder.
+"""Qwen3-VL, Qwen3-VL-MoE, Qwen2-VL, Qwen2.5-VL, GLM-4.5V, Mistral 3, Gemma 4 and Kimi K2.5: their text families behind an
+encoder.
 
 Source: vllm/model_executor/models/qwen3_vl.py, qwen3_vl_moe.py, qwen2_5_vl.py, glm4_1v.py (0.26.0). Qwen3-VL
 allocates one
@@ -8,26 +9,34 @@ allocates one
 from __future__ import annotations
 
 from vllm_capacity.architecture import common
+from vllm_capacity.architecture.deepseek import deepseek_v3
+from vllm_capacity.architecture.encoders import gemma4_vision, moonvit, pixtral_vision, qwen2_vision
+from vllm_capacity.architecture.gemma4 import gemma4
 from vllm_capacity.architecture.glm4_moe import glm4_moe
+from vllm_capacity.architecture.mistral import mistral
 from vllm_capacity.architecture.modules import Architecture, Linear, Module, Placed, Shard, Tensor
 from vllm_capacity.architecture.qwen2 import qwen2
 from vllm_capacity.architecture.qwen3 import qwen3
 from vllm_capacity.architecture.qwen3_moe import qwen3_moe
 from vllm_capacity.architecture.vision import everywhere, linear, multimodal, qwen3_vision, vision_part
+from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release
 
 
 def qwen3_vl(config: ModelConfig, release: Release) -> Architecture:
     """Qwen3VLForConditionalGeneration."""
-    return multimodal(qwen3(config, release), "Qwen3VLForConditionalGeneration", _qwen3_encoder(config))
+    return multimodal(
+        qwen3(config, release), "Qwen3VLForConditionalGeneration", qwen3_vision(config), buffers=_deepstack(config)
+    )
 
 
 def qwen3_vl_moe(config: ModelConfig, release: Release) -> Architecture:
     """Qwen3VLMoeForConditionalGeneration."""
     return multimodal(
-        qwen3_moe(config, release), "Qwen3VLMoeForConditionalGeneration", _qwen3_encoder(config)
-    )
+        qwen3_moe(config, release), "Qwen3VLMoeForConditionalGeneration", qwen3_vision(config),
+        buffers=_deepstack(config),
+    )  # fmt: skip
 
 
 def qwen2_5_vl(config: ModelConfig, release: Release) -> Architecture:
@@ -40,12 +49,58 @@ def glm4v_moe(config: ModelConfig, release: Release) -> Architecture:
     return multimodal(glm4_moe(config, release), "Glm4vMoeForConditionalGeneration", _glm4v_encoder(config))
 
 
-def _qwen3_encoder(config: ModelConfig) -> tuple[Placed, ...]:
+def qwen2_vl(config: ModelConfig, release: Release) -> Architecture:
+    """Qwen2VLForConditionalGeneration."""
+    return multimodal(qwen2(config, release), "Qwen2VLForConditionalGeneration", qwen2_vision(config))
+
+
+def mistral3(config: ModelConfig, release: Release) -> Architecture:
+    """Mistral3ForConditionalGeneration: Mistral Small 3.x, Devstral 2, Ministral 3.
+
+    Mistral Small 4's text part has no class in vLLM: only Mistral's own format names one (MistralLarge3ForCausalLM).
+    """
+    if config.text_model_type == "mistral4":
+        raise RefusedError(
+            Reason.UNSUPPORTED_BY_RELEASE,
+            "No model architectures are specified (text_config of model type 'mistral4'; vLLM runs this model from"
+            " Mistral's own format, --config-format mistral)",
+        )
+    return multimodal(
+        mistral(config, release), "Mistral3ForConditionalGeneration", pixtral_vision(config),
+        modalities=("image",), tp_data=False,
+    )  # fmt: skip
+
+
+def gemma4_multimodal(config: ModelConfig, release: Release) -> Architecture:
+    """Gemma4ForConditionalGeneration; per-layer embeddings of a whole batch are kept (gemma4_mm.py:1093-1104)."""
+    if config.audio:
+        raise InputError(
+            f"{config.name}: Gemma 4's audio tower is not modelled; pass --hf-overrides '{{\"audio_config\": null}}' to plan"
+            " without it, or ask an installed vLLM with `vllm-capacity dry-run`"
+        )
+    inputs = config.integer("hidden_size_per_layer_input", 0)
+    shape = (config.num_hidden_layers, inputs)
+    buffer = Tensor(name="per_layer_embeddings", shape=shape, buffer=True, per_token=True)
+    return multimodal(
+        gemma4(config, release), "Gemma4ForConditionalGeneration", gemma4_vision(config), tp_data=False,
+        buffers=everywhere((buffer,)) if inputs else (),
+    )  # fmt: skip
+
+
+def kimi_k25(config: ModelConfig, release: Release) -> Architecture:
+    """KimiK25ForConditionalGeneration: Kimi K2 behind MoonViT3d."""
+    return multimodal(
+        deepseek_v3(config, release), "KimiK25ForConditionalGeneration", moonvit(config),
+        modalities=("vision_chunk",),
+    )  # fmt: skip
+
+
+def _deepstack(config: ModelConfig) -> tuple[Placed, ...]:
     levels = vision_part(config).get("deepstack_visual_indexes") or []
     buffer = Tensor(
         name="visual.deepstack_input_embeds", shape=(config.hidden_size,), buffer=True, per_token=True
     )
-    return (*qwen3_vision(config), *everywhere((buffer,), len(levels)))
+    return everywhere((buffer,), len(levels))
 
 
 def _qwen2_5_encoder(config: ModelConfig) -> tuple[Placed, ...]:

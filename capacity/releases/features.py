@@ -55,6 +55,10 @@ FEATURES: tuple[Feature, ...] = (
     # -- the profile run
     Feature("v1_sampler_native_pass", "0.21.0", None, "v1/worker/gpu_model_runner.py: _dummy_sampler_run",
             "V1 profiles the sampler a second time with a generator, that is, on the native path"),
+    Feature("flashinfer_sampler", "0.21.0", None, "envs.py: VLLM_USE_FLASHINFER_SAMPLER",
+            "FlashInfer samples top-k and top-p by default; before, on request"),
+    Feature("encoder_on_first_stage", "0.33.0", None, "model_executor/models/interfaces.py: _mark_tower_model",
+            "under runner V2 only the first pipeline stage builds the multimodal encoder"),
     Feature("v2_profiles_encoder", "0.27.0", None, "v1/worker/gpu/model_runner.py: profile_run",
             "model runner V2 profiles the multimodal encoder"),
     Feature("v2_locks_workspace", "0.30.0", None, "v1/worker/gpu/model_runner.py: capture_model",

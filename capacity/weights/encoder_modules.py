@@ -1,0 +1,67 @@
+"""Which modules of a multimodal encoder a rank builds, and whether tensor parallelism divides them.
+
+Source: `SupportsMultiModal._mark_tower_model`, model_executor/models/interfaces.py (0.26.0: 257-298; 0.33.0: 347-396):
+a tower is left out where every modality it serves is limited to 0, and, since 0.33 under runner V2, on pipeline stages
+after the first. `is_vit_use_data_parallel`, models/vision.py: with `--mm-encoder-tp-mode data` a class that supports it
+builds its tower's linears whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from vllm_capacity.architecture.modules import Linear, Placed, QkvLinear, Shard
+from vllm_capacity.context import RankContext
+
+ALL = frozenset({"*"})
+"""Stands for every modality."""
+
+DIVIDED_ALWAYS = ("multi_modal_projector.",)
+"""Llama4MultiModalProjector never looks at the mode (mllama4.py:160-185)."""
+
+
+def outside_here(ctx: RankContext) -> tuple[Placed, ...]:
+    """`ctx.architecture.outside` without the encoder's modules that this rank does not build, linears whole where
+    they are not divided.
+    """
+    architecture = ctx.architecture
+    if not any(placed.modalities for placed in architecture.outside):
+        return architecture.outside
+    whole = architecture.encoder_tp_data and ctx.engine.args.other("mm_encoder_tp_mode") == "data"
+    return _outside(architecture.outside, _absent(ctx), bool(whole))
+
+
+def _absent(ctx: RankContext) -> frozenset[str]:
+    """Modalities that are not served here; ALL for every one."""
+    args = ctx.engine.args
+    late = ctx.pp_rank > 0 and ctx.engine.model_runner == "V2" and ctx.release.has("encoder_on_first_stage")
+    if late or args.other("language_model_only"):
+        return ALL
+    limits = args.other("limit_mm_per_prompt", {})
+    if not isinstance(limits, Mapping):
+        return frozenset()
+    return frozenset(
+        str(modality)
+        for modality, limit in limits.items()
+        if (limit.get("count") if isinstance(limit, Mapping) else limit) == 0
+    )
+
+
+@lru_cache(maxsize=128)
+def _outside(outside: tuple[Placed, ...], absent: frozenset[str], whole: bool) -> tuple[Placed, ...]:
+    kept = (
+        placed
+        for placed in outside
+        if not placed.modalities or not (absent == ALL or absent.issuperset(placed.modalities))
+    )
+    return tuple(_whole(placed) if whole and placed.modalities else placed for placed in kept)
+
+
+def _whole(placed: Placed) -> Placed:
+    module = placed.module
+    if not isinstance(module, Linear) or module.name.startswith(DIVIDED_ALWAYS):
+        assert not isinstance(module, QkvLinear), module.name
+        return placed
+    return replace(placed, module=replace(module, shard=Shard.REPLICATED))
