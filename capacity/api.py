@@ -41,7 +41,7 @@ def plan(
     """
     release, release_source = choose_release(vllm_version, None)
     args = parse_engine_args(flags, release=release)
-    check_environment(args.environment, release)
+    check_environment(args.environment, release, allow_unmodelled=bool(args.other("allow_unmodelled")))
     warnings: tuple[str, ...] = ()
     if isinstance(model, ModelConfig):
         config = model

@@ -30,6 +30,7 @@ from vllm_capacity.kv_cache.specs import KVCacheGroup, KVLayers
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads import graph_estimate, overhead_terms
 from vllm_capacity.overheads.requests import request_warnings
+from vllm_capacity.overheads.unmodelled import unmodelled_warnings
 from vllm_capacity.parallel import stage_bounds
 from vllm_capacity.plan import Plan, RankPlan, RefusedPlan, Status, Verdict
 from vllm_capacity.releases.release import Release
@@ -133,7 +134,7 @@ def _plan(
         host=host_needs(config, engine, counted, _parameter_bytes(single, architecture)),
         coverage=coverage(kinds[0].context),
         warnings=(
-            *warnings, *engine.notes, *architecture.notes, *layers.notes,
+            *warnings, *unmodelled_warnings(args, release), *engine.notes, *architecture.notes, *layers.notes,
             *_request_warnings(ranks, device, used_by_others_bytes),
         ),
     )

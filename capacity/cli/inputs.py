@@ -60,7 +60,7 @@ def resolve_inputs(command_line: Sequence[str], flags: Mapping[str, Any], option
     release, release_source = choose_release(options.get("vllm_version"), hint)
     line = parse_command_line(pasted, release=release) if pasted else None
     args = _engine_args(given, own, line.args if line else None, options, release)
-    check_environment(args.environment, release)
+    check_environment(args.environment, release, allow_unmodelled=bool(args.other("allow_unmodelled")))
     model = options.get("model") or (line.model if line else None)
     if not model:
         raise InputError("--model is missing: give a folder, a config.json, a catalogue id or a Hugging Face id")

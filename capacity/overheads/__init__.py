@@ -21,6 +21,7 @@ from vllm_capacity.overheads.offload import offload_terms
 from vllm_capacity.overheads.requests import request_terms
 from vllm_capacity.overheads.runner_buffers import runner_buffer_terms
 from vllm_capacity.overheads.speculative import speculative_terms
+from vllm_capacity.overheads.unmodelled import unmodelled_terms
 from vllm_capacity.overheads.workspaces import workspace_terms
 
 _PARTS = (
@@ -37,6 +38,7 @@ _PARTS = (
     speculative_terms,
     offload_terms,
     request_terms,
+    unmodelled_terms,
 )
 
 
