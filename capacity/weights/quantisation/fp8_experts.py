@@ -127,7 +127,9 @@ def _transient(
         # exchanged halves, then every expert shuffled, as a list and stacked; per tensor by way of wider copies
         one = stored[0].n_bytes // max(layer.num_experts, 1)
         return (
-            5 * stored[0].n_bytes if scheme.granularity == "tensor" else weights + stored[0].n_bytes + 3 * one
+            5 * stored[0].n_bytes + one
+            if scheme.granularity == "tensor"
+            else weights + stored[0].n_bytes + 3 * one
         )
     if backend is Backend.FLASHINFER_CUTLASS:
         # the halves of w13 change places: a second copy for a moment

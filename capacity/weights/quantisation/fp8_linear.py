@@ -124,7 +124,10 @@ def block_linear(
         requantised = False
     stored = (weight, scale, *bias)
     if online:
-        return _online(layer, context, stored)
+        # `per_block_cast_to_fp8` pads to whole blocks and returns a slice, which keeps the padded rows' storage
+        padded = round_up(rows, block_n) if inputs % block_k == 0 else rows
+        weight = Stored("weight", (padded, inputs), FP8, rows * inputs)
+        return _online(layer, context, (weight, scale, *bias))
     transient = _requantised(rows, inputs, block) if requantised else 0
     return LayerTensors(stored, built if stored != built else None, transient)
 

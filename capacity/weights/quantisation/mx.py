@@ -94,7 +94,7 @@ def mxfp8_experts(layer: LocalExperts, context: QuantContext, *, online: bool = 
         check_swizzle(rows, hidden)
         check_swizzle(hidden, width)
         # exchanged halves, reordered rows, shuffled experts as a list and stacked (`_shuffle_mxfp8_moe_weights`)
-        shuffle = 5 * built[0].n_bytes + 3 * built[2].n_bytes
+        shuffle = 5 * built[0].n_bytes + 3 * built[2].n_bytes + built[0].n_bytes // max(count, 1)
         if online:
             return LayerTensors(built, (), 3 * (built[0].n_bytes + built[1].n_bytes) + shuffle)
         return LayerTensors(built, transient_bytes=shuffle)

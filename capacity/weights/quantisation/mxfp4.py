@@ -129,7 +129,11 @@ def padded_mxfp4_experts(layer: LocalExperts, context: QuantContext, backend: Ba
         transient = tensors[0].n_bytes + tensors[2].n_bytes + 8 * tensors[1].n_bytes
     else:
         tensors = [*w13.built(), *w2.built()]
-        transient = sum(tensor.n_bytes for tensor in tensors)
+        # w13 with its rows exchanged; then all shuffled experts in lists, and those of w13 stacked
+        transient = (
+            3 * tensors[0].n_bytes + 2 * tensors[1].n_bytes + tensors[2].n_bytes + tensors[3].n_bytes
+            + 3 * sum(tensor.n_bytes for tensor in biases)
+        )  # fmt: skip
         if backend is Backend.TRTLLM and layer.bias:
             tensors += _trtllm_extras(count, (*tensors, *biases))
     return LayerTensors((*tensors, *biases), tuple(built), transient)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vllm_capacity.weights.quantisation.base import (
     LayerTensors,
     QuantisationMethod,
@@ -12,8 +14,10 @@ from vllm_capacity.weights.sharding import LocalExperts, LocalLinear
 
 
 class Unquantised(QuantisationMethod):
-    """UnquantizedLinearMethod and UnquantizedFusedMoEMethod: nothing is re-laid on Hopper
-    (oracle/unquantized.py).
+    """UnquantizedLinearMethod and UnquantizedFusedMoEMethod.
+
+    Experts stay as loaded on Hopper and before. TRT-LLM (sm10x) has every expert shuffled into a new tensor, FlashInfer's
+    Cutlass (sm12x) has the halves of w13 exchanged (`convert_to_unquantized_kernel_format`, oracle/unquantized.py).
     """
 
     name = "unquantised"
@@ -22,4 +26,9 @@ class Unquantised(QuantisationMethod):
         return plain_linear(layer, self.context.dtype)
 
     def experts(self, layer: LocalExperts) -> LayerTensors:
-        return plain_experts(layer, self.context.dtype)
+        plain = plain_experts(layer, self.context.dtype)
+        family = self.context.device.sm // 10
+        if layer.bias or not layer.gated or family not in (10, 12):
+            return plain
+        sizes = [tensor.n_bytes for tensor in plain.stored]
+        return replace(plain, transient_bytes=sum(sizes) if family == 10 else sizes[0])

@@ -1,0 +1,1 @@
+"""Makes `building` importable from the folders below."""
