@@ -194,7 +194,20 @@ def facts(device: Device, engine: EngineConfig, release: Release) -> dict[str, A
         "tp": engine.parallel.tp,
         "torch": dict(release.pins).get("torch"),
         "runner": engine.model_runner,
+        "nvls": engine.environment.get("NCCL_NVLS_ENABLE", "1") != "0",
+        "fused_all_reduce": _fuses_all_reduce(device, engine),
     }
+
+
+def _fuses_all_reduce(device: Device, engine: EngineConfig) -> bool:
+    """Whether the all-reduce is fused with the norm after it, which brings FlashInfer's workspace.
+
+    Source: config/vllm.py: enable_allreduce_rms_fusion (0.26.0).
+    """
+    passes = engine.args.compilation_config.get("pass_config")
+    given = passes.get("fuse_allreduce_rms") if isinstance(passes, Mapping) else None
+    able = engine.compiled and engine.parallel.tp > 1 and (device.sm == 90 or 100 <= device.sm < 110)
+    return able if given is None else bool(given)
 
 
 def l2_cache(device: Device) -> Measurement:
@@ -229,7 +242,7 @@ def outside_measured(ctx: RankContext) -> tuple[str, ...]:
     if parallel.tp > 1:
         wanted["collectives"] = f"communication buffers of tp={parallel.tp} on {device.name}"
     if parallel.world_size * parallel.dp > 1:
-        wanted["nccl"] = f"NCCL communicators on {device.name}"
+        wanted["nccl_world"] = f"NCCL communicators on {device.name}"
     if ctx.engine.cudagraph_mode != "NONE":
         wanted["graph_nodes"] = f"CUDA graphs on {device.name}"
     missing = [words for component, words in wanted.items() if not known.get(component, **at).measured]

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from vllm_capacity.frozen import dataclass
-from vllm_capacity.units import cdiv, round_up
+from vllm_capacity.units import block, cdiv, round_up
 
 
 class Component(StrEnum):
@@ -65,7 +65,7 @@ class Lifetime(StrEnum):
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "cdiv": cdiv, "round_up": round_up, "max": max, "min": min, "ceil": math.ceil, "int": int,
+    "cdiv": cdiv, "round_up": round_up, "block": block, "max": max, "min": min, "ceil": math.ceil, "int": int,
 }  # fmt: skip
 
 

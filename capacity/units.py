@@ -32,6 +32,20 @@ def round_up(value: int, multiple: int) -> int:
     return cdiv(value, multiple) * multiple
 
 
+def block(n_bytes: int) -> int:
+    """What PyTorch counts as allocated for a tensor of `n_bytes`: multiples of 512 bytes, and from 10 MiB on the whole
+    segment (a multiple of 2 MiB) unless more than 1 MiB of it would be left.
+
+    Source: c10/cuda/CUDACachingAllocator.cpp: round_size, get_allocation_size, should_split. Holds for a tensor that gets
+    a segment of its own; one that is cut from a larger free block is counted as it is.
+    """
+    rounded = round_up(n_bytes, 512)
+    if rounded < 10 * MIB:
+        return rounded
+    segment = round_up(rounded, 2 * MIB)
+    return segment if segment - rounded <= MIB else rounded
+
+
 def gib(n_bytes: int | float, digits: int = 2) -> str:
     """Bytes as GiB for people, for example '14.99 GiB'."""
     return f"{n_bytes / GIB:,.{digits}f} GiB"

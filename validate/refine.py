@@ -316,7 +316,10 @@ def predict_again(record: RunRecord, calibration: Calibration) -> Mapping[str, A
     gpu = record.gpus[0].name if record.gpus else None
     if gpu is None and record.ranks and record.ranks[0].device:
         gpu = record.ranks[0].device["name"]
-    return plan_request(record.request, record.versions.get("vllm"), gpu, calibration)
+    # what the machine set beside the request counts too: NCCL_NVLS_ENABLE moves communication buffers
+    env = {**record.environment, **record.request.env}
+    request = record.request.model_copy(update={"env": env})
+    return plan_request(request, record.versions.get("vllm"), gpu, calibration)
 
 
 def write_file(path: Path, text: str) -> None:

@@ -72,7 +72,7 @@ def example_arguments(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
     """
     table = transient(
         "autotune_vocabulary",
-        "rows * hidden * el",
+        "block(rows * hidden * el)",
         SOURCE,
         note="example argument of the embedding kernel",
         rows=sizes.padded_vocab // sizes.tp,
@@ -83,7 +83,7 @@ def example_arguments(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
     if sizes.tp > 1:
         output = transient(
             "autotune_outputs",
-            "tokens * hidden * el + 4 * tokens",
+            "block(tokens * hidden * el) + block(4 * tokens)",
             SOURCE,
             note="embedding output, token ids",
             tokens=sizes.tokens,
@@ -93,9 +93,10 @@ def example_arguments(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
         return (table, output, flush)
     outputs = transient(
         "autotune_outputs",
-        "2 * tokens * hidden * el + 4 * tokens + hidden * el",
+        "2 * block(tokens * hidden * el) + block(4 * tokens) + block(hidden * el) + 512 * scaled",
         SOURCE,
-        note="residual and normed output, token ids, norm weight",
+        note="residual and normed output, token ids, norm weight, a scale of the embedding",
+        scaled=int(any(placed.module.name == "normalizer" for placed in ctx.architecture.outside)),
         tokens=sizes.tokens,
         hidden=sizes.hidden,
         el=sizes.el,

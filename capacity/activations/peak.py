@@ -9,7 +9,7 @@ from vllm_capacity.activations.encoder import encoder_phases
 from vllm_capacity.activations.layers import layer_phases
 from vllm_capacity.activations.live import Phase, Sizes, less, persistent, phase, transient
 from vllm_capacity.activations.moe import moe_phases
-from vllm_capacity.activations.sampler import final_phases, needs_topk_buffer, topk_buffer
+from vllm_capacity.activations.sampler import final_phases, flashinfer_rows, needs_topk_buffer, topk_buffer
 from vllm_capacity.activations.workspace import shared_workspace
 from vllm_capacity.context import RankContext
 from vllm_capacity.device import Device
@@ -52,7 +52,7 @@ def _phases(ctx: RankContext, sizes: Sizes) -> tuple[tuple[MemoryTerm, ...], tup
     inputs = (*_inputs(ctx, sizes), *_auxiliary(ctx, sizes))
     early = (*_cublas(ctx), *_pipeline_buffers(ctx, sizes))
     workspace = shared_workspace(ctx, sizes)
-    last = (topk_buffer(ctx, sizes),) if needs_topk_buffer(ctx, sizes) else ()
+    last = (topk_buffer(ctx, sizes), *flashinfer_rows(ctx, sizes)) if needs_topk_buffer(ctx, sizes) else ()
     phases: list[Phase] = []
     compiling = compile_phase(ctx, sizes)
     if compiling is not None:
@@ -65,7 +65,8 @@ def _phases(ctx: RankContext, sizes: Sizes) -> tuple[tuple[MemoryTerm, ...], tup
     drafting = draft_compile_phase(ctx, sizes, alive)
     if drafting is not None:
         phases.append(drafting)
-    phases += final_phases(ctx, sizes, (*alive, *last))
+    batch = _inputs(ctx, sizes) if ctx.engine.model_runner == "V1" else ()  # V2's is gone with execute_model
+    phases += final_phases(ctx, sizes, (*batch, *_auxiliary(ctx, sizes), *early, *workspace, *kept, *last))
     return (*early, *workspace, *last), tuple(phases)
 
 

@@ -32,6 +32,27 @@ def topk_buffer(ctx: RankContext, sizes: Sizes) -> MemoryTerm:
     )
 
 
+def flashinfer_rows(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
+    """FlashInfer's scratch of the V1 sampler's first pass, and the lookup tables of the Triton kernel's second:
+    both are cached for the life of the process.
+
+    Source: v1/sample/ops/topk_topp_sampler.py: flashinfer_sampler_supported; flashinfer/sampling.py:
+    top_k_mask_logits (_get_cache_buf of 1 MiB); v1/sample/ops/topk_topp_triton.py (two tables of 200 fp32).
+    """
+    if ctx.engine.model_runner != "V1" or not _samples(ctx):
+        return ()
+    chosen = ctx.engine.environment.get("VLLM_USE_FLASHINFER_SAMPLER")
+    on = ctx.release.has("flashinfer_sampler") if chosen is None else chosen not in ("", "0")
+    return (
+        persistent(
+            "sampler_tables",
+            "1048576 * flashinfer + 2 * block(800)",
+            "flashinfer/sampling.py: top_k_mask_logits; v1/sample/ops/topk_topp_triton.py",
+            flashinfer=int(on and ctx.device.sm >= 80),
+        ),
+    )
+
+
 def _samples(ctx: RankContext) -> bool:
     return ctx.is_last_stage and ctx.architecture.runner_type == "generate"
 
@@ -42,7 +63,7 @@ def final_phases(ctx: RankContext, sizes: Sizes, kept: tuple[MemoryTerm, ...]) -
         return
     hidden = transient(
         "final_hidden_states",
-        "tokens * hidden * el",
+        "block(tokens * hidden * el)",
         "the model's forward: last_hidden_state, held by profile_run",
         tokens=sizes.tokens,
         hidden=sizes.hidden,
@@ -99,7 +120,7 @@ def _sampled(ctx: RankContext, sizes: Sizes) -> MemoryTerm:
 def _logits(sizes: Sizes) -> MemoryTerm:
     return transient(
         "logits",
-        "rows * padded_vocab * el",
+        "block(rows * padded_vocab * el)",
         "layers/logits_processor.py: _get_logits",
         rows=sizes.rows,
         padded_vocab=sizes.padded_vocab,
@@ -141,7 +162,7 @@ def _sampler_v1(sizes: Sizes) -> tuple[MemoryTerm, ...]:
     """
     fp32 = transient(
         "sampler_fp32_logits",
-        "rows * vocab * 4 * copied",
+        "block(rows * vocab * 4) * copied",
         "v1/sample/sampler.py: logits.to(torch.float32)",
         note="no copy where the logits are fp32 already",
         rows=sizes.rows,
@@ -150,12 +171,18 @@ def _sampler_v1(sizes: Sizes) -> tuple[MemoryTerm, ...]:
     )
     noise = transient(
         "sampler_probabilities",
-        "2 * rows * vocab * 4",
+        "2 * block(rows * vocab * 4)",
         "v1/sample/ops/topk_topp_sampler.py: softmax, then exponential noise",
         rows=sizes.rows,
         vocab=sizes.vocab,
     )
-    return (_logits(sizes), fp32, noise)
+    parameters = transient(
+        "sampler_parameters",
+        "3 * block(8 * rows) + 6 * block(4 * rows)",
+        "v1/worker/gpu_model_runner.py: _dummy_sampler_run (SamplingMetadata, sampled ids)",
+        rows=sizes.rows,
+    )
+    return (_logits(sizes), fp32, noise, parameters)
 
 
 def _rejection_v1(sizes: Sizes) -> tuple[MemoryTerm, ...]:

@@ -100,8 +100,9 @@ def _pointers(ctx: RankContext) -> Iterator[MemoryTerm]:
         yield term(
             "custom_all_reduce_pointers",
             Component.CUSTOM_ALL_REDUCE,
-            "8 * 1048576",
+            "20 * 1048576",
             source=CUSTOM,
+            note="8 MiB of pointers, in PyTorch's first segment of 20",
             lifetime=Lifetime.BEFORE_SNAPSHOT,
         )
 
@@ -126,10 +127,11 @@ def _symmetric(ctx: RankContext) -> MemoryTerm:
     return term(
         "symmetric_memory",
         Component.CUSTOM_ALL_REDUCE,
-        "buffer",
+        "round_up(buffer + pad, 2097152)",
         allocator=Allocator.CUDA,
         lifetime=Lifetime.BEFORE_SNAPSHOT,
         source=SYMMETRIC,
         buffer=size,
+        pad=2048,
         note="stays referenced even where multicast is missing",
     )

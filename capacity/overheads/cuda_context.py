@@ -12,9 +12,13 @@ from vllm_capacity.overheads.terms import constant, measured
 
 
 def cuda_context_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
-    """Context before vLLM's baseline snapshot; kernels loaded lazily while the model and the sampler are
-    profiled.
+    """The context, PyTorch's own kernels at the first launch, and the model's while it is profiled.
+
+    PyTorch's kernels come with the runner's first tensor. With more than one GPU the groups' first collectives
+    launch them earlier: then they lie before vLLM's baseline snapshot and outside of the budget. Both are seen
+    in the records of one and of two GPUs (stages `baseline`, `runner_init` and `profile_peak`).
     """
+    alone = ctx.engine.parallel.world_size * ctx.engine.parallel.dp == 1
     yield constant(
         "cuda_context",
         Component.CUDA_CONTEXT,
@@ -24,6 +28,14 @@ def cuda_context_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         source="v1/worker/gpu_worker.py: init_device, before init_snapshot",
     )
     yield constant(
+        "first_kernels",
+        Component.CUDA_CONTEXT,
+        measured(ctx, "first_kernels"),
+        allocator=Allocator.CUDA,
+        lifetime=Lifetime.RUNNER_INIT if alone else Lifetime.BEFORE_SNAPSHOT,
+        source="the driver loads PyTorch's modules at the first launch: the runner's first tensor, or a collective",
+    )
+    yield constant(
         "kernel_modules",
         Component.CUDA_CONTEXT,
         measured(ctx, "kernel_modules"),
@@ -31,12 +43,3 @@ def cuda_context_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         lifetime=Lifetime.PROFILE_PERSISTENT,
         source="the driver loads modules at the first launch, during profile_run",
     )
-    if ctx.is_last_stage and ctx.architecture.runner_type == "generate":
-        yield constant(
-            "sampler_modules",
-            Component.CUDA_CONTEXT,
-            measured(ctx, "sampler_modules"),
-            allocator=Allocator.CUDA,
-            lifetime=Lifetime.PROFILE_PERSISTENT,
-            source="head and sampler kernels, loaded in the dummy sampler run",
-        )

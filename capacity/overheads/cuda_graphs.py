@@ -1,8 +1,9 @@
 """CUDA graphs: what vLLM estimates and subtracts, and what they take.
 
-A captured graph keeps its temporaries in a memory pool that all graphs share (the largest batch decides; two
-streams bring a cuBLAS workspace each) and its nodes in driver memory. The driver's share grows with the
-number of captured sizes times layers; the bytes per size and layer are measured.
+A captured graph keeps its temporaries in a memory pool that all graphs share (the largest batch decides, once per
+capture stream, each with a cuBLAS workspace) and its nodes in driver memory. The driver's share grows with the
+number of captured sizes times layers; the bytes per size and layer are measured. What the driver took for the
+graphs of vLLM's estimate stays with the process: non-torch memory that the real graphs use again.
 """
 
 from __future__ import annotations
@@ -13,11 +14,19 @@ from vllm_capacity.activations.layers import attention_width
 from vllm_capacity.activations.live import share
 from vllm_capacity.activations.moe import ExpertsKernel, experts_kernel
 from vllm_capacity.activations.peak import cublas_bytes
-from vllm_capacity.architecture.modules import Attention, DenseMLP, MixtureOfExperts
+from vllm_capacity.architecture.modules import (
+    Attention,
+    DenseMLP,
+    MixtureOfExperts,
+    MultiHeadLatentAttention,
+    StateSpace,
+    StateSpaceKind,
+)
+from vllm_capacity.calibration import Measurement, calibration, facts
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.terms import measured, nothing
-from vllm_capacity.units import DTYPE_BYTES
+from vllm_capacity.units import DTYPE_BYTES, MIB, round_up
 
 SOURCE = (
     "v1/worker/gpu_model_runner.py: profile_cudagraph_memory, capture_model; v1/worker/gpu/cudagraph_utils.py"
@@ -30,20 +39,29 @@ def captures(ctx: RankContext) -> bool:
 
 
 def graph_count(ctx: RankContext) -> int:
-    """Captures: every size piecewise, and as full decode graphs the sizes that a batch of decodes can have.
+    """Captures of all modes."""
+    everything, decode = _modes(ctx)
+    return everything + decode
+
+
+def _modes(ctx: RankContext) -> tuple[int, int]:
+    """Captures for mixed batches (every size) and for decodes (the sizes that a batch of decodes can have).
 
     Source: v1/cudagraph_dispatcher.py:205-231, v1/worker/gpu/cudagraph_utils.py:222-252 (0.26.0).
     """
+    everything, decode = len(ctx.engine.cudagraph_capture_sizes), len(_decode_sizes(ctx))
+    return {
+        "PIECEWISE": (everything, 0),
+        "FULL": (everything, 0),
+        "FULL_DECODE_ONLY": (0, decode),
+        "FULL_AND_PIECEWISE": (everything, decode),
+    }.get(ctx.engine.cudagraph_mode, (0, 0))
+
+
+def _decode_sizes(ctx: RankContext) -> list[int]:
     engine = ctx.engine
     query = 1 + engine.num_speculative_tokens
-    decode = [s for s in engine.cudagraph_capture_sizes if query <= s <= query * engine.max_num_seqs]
-    everything = len(engine.cudagraph_capture_sizes)
-    return {
-        "PIECEWISE": everything,
-        "FULL": everything,
-        "FULL_DECODE_ONLY": len(decode),
-        "FULL_AND_PIECEWISE": everything + len(decode),
-    }.get(engine.cudagraph_mode, 0)
+    return [s for s in engine.cudagraph_capture_sizes if query <= s <= query * engine.max_num_seqs]
 
 
 def estimates(ctx: RankContext) -> bool:
@@ -55,55 +73,160 @@ def graph_estimate(ctx: RankContext) -> MemoryTerm | None:
     """vLLM's own estimate of the graphs on this rank; None where it makes none."""
     if not captures(ctx) or not estimates(ctx):
         return None
-    return _graphs(ctx, "cuda_graph_estimate", "graph_nodes_estimate")
+    found = _nodes(ctx, "graph_nodes_estimate")
+    pool, count = _pool_values(ctx), graph_count(ctx)
+    fixed, halves = _pool_bytes(pool), half_layers(ctx)
+    return term(
+        "cuda_graph_estimate",
+        Component.CUDA_GRAPHS,
+        f"{POOL} + captures * halves * node // 2",
+        allocator=Allocator.CUDA,
+        lifetime=Lifetime.AFTER_PROFILE,
+        source="v1/worker/gpu_model_runner.py: profile_cudagraph_memory (two captures per mode, scaled)",
+        low=fixed + count * halves * found.low // 2,
+        high=fixed + count * halves * found.high // 2,
+        note=f"driver memory per capture and layer ({found.name}: {found.origin})",
+        captures=count,
+        halves=halves,
+        node=found.n_bytes,
+        **pool,
+    )
 
 
 def cuda_graph_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
-    """The graphs themselves: one term, pool and driver memory together."""
+    """The graphs themselves (pool and driver memory together), and what the estimate left with the driver."""
     if not captures(ctx):
         why = "--enforce-eager" if ctx.engine.enforce_eager else "no CUDA graph is captured"
         yield nothing("cuda_graphs", Component.CUDA_GRAPHS, why, source=SOURCE)
         return
-    yield _graphs(ctx, "cuda_graphs", "graph_nodes")
-
-
-def _graphs(ctx: RankContext, name: str, component: str) -> MemoryTerm:
-    """pool + captures x layers x bytes per node set."""
-    found = measured(ctx, component + _kernels(ctx))
-    largest = max(ctx.engine.cudagraph_capture_sizes)
-    count = graph_count(ctx)
-    layers = sum([count for _, count in ctx.layers])
-    live, el = _live_elements(ctx), DTYPE_BYTES[ctx.engine.dtype]
-    splits, heads = measured(ctx, "graph_attention_splits").n_bytes, _split_heads(ctx)
-    cublas = cublas_bytes(ctx.device)
-    pool = largest * (live * el + splits * heads * 4) + 2 * cublas
-    return term(
-        name,
+    probe = _probe(ctx)
+    if probe is not None:
+        yield probe
+    found = _nodes(ctx, "graph_nodes")
+    pool, count, halves = _pool_values(ctx), graph_count(ctx), half_layers(ctx)
+    left = probe.n_bytes if probe else 0
+    fixed = _segment(_pool_bytes(pool) - pool["streams"] * pool["cublas"]) + pool["streams"] * pool["cublas"]
+    yield term(
+        "cuda_graphs",
         Component.CUDA_GRAPHS,
-        "largest * (live * el + splits * heads * 4) + 2 * cublas + captures * layers * node",
+        "pool + streams * cublas + max(captures * halves * node // 2 - probe, 0)",
         allocator=Allocator.CUDA,
         lifetime=Lifetime.AFTER_PROFILE,
         source=SOURCE,
-        low=pool + count * layers * found.low,
-        high=pool + count * layers * found.high,
-        note=f"largest size's pool; driver memory per capture and layer ({found.name}: {found.origin})",
-        largest=largest,
-        live=live,
-        el=el,
-        splits=splits,
-        heads=heads,
-        cublas=cublas,
+        low=fixed + max(count * halves * found.low // 2 - left, 0),
+        high=fixed + max(count * halves * found.high // 2 - left, 0),
+        note=f"driver memory per capture and layer ({found.name}: {found.origin})",
+        pool=fixed - pool["streams"] * pool["cublas"],
+        streams=pool["streams"],
+        cublas=pool["cublas"],
         captures=count,
-        layers=layers,
+        halves=halves,
+        node=found.n_bytes,
+        probe=left,
+    )
+
+
+POOL = "streams * (largest * live * el + decode * splits * heads * 4 + cublas)"
+
+
+def _pool_values(ctx: RankContext) -> dict[str, int]:
+    """What the pool depends on. Runner V2 captures piecewise and full graphs on two streams, whose blocks are
+    not shared; runner V1 on one. Full graphs hold FlashAttention 3's split-KV accumulators.
+
+    Source: v1/worker/gpu/cudagraph_utils.py: capture (torch.cuda.graph brings its own stream);
+    compilation/cuda_graph.py: CUDAGraphWrapper (the current stream) (0.26.0).
+    """
+    return {
+        "streams": 2 if ctx.engine.model_runner == "V2" else 1,
+        "largest": max(ctx.engine.cudagraph_capture_sizes),
+        "decode": max(_decode_sizes(ctx), default=0),
+        "live": _live_elements(ctx),
+        "el": DTYPE_BYTES[ctx.engine.dtype],
+        "splits": _splits(ctx),
+        "heads": _split_heads(ctx),
+        "cublas": cublas_bytes(ctx.device),
+    }
+
+
+def _pool_bytes(v: dict[str, int]) -> int:
+    splits = v["decode"] * v["splits"] * v["heads"] * 4
+    return v["streams"] * (v["largest"] * v["live"] * v["el"] + splits + v["cublas"])
+
+
+def _segment(n_bytes: int) -> int:
+    """Bytes that PyTorch reserves for tensors of this many: 2 MiB, 20 MiB, or a multiple of 2 MiB.
+
+    Source: c10/cuda/CUDACachingAllocator.cpp: get_allocation_size.
+    """
+    if n_bytes <= MIB:
+        return 2 * MIB
+    return 20 * MIB if n_bytes < 10 * MIB else round_up(n_bytes, 2 * MIB)
+
+
+def _probe(ctx: RankContext) -> MemoryTerm | None:
+    """Driver memory of the graphs that the estimate captured: two of each mode. It is not given back."""
+    if not estimates(ctx):
+        return None
+    found = _nodes(ctx, "graph_nodes_estimate")
+    everything, decode = _modes(ctx)
+    count = min(2, everything) + min(2, decode)
+    halves = half_layers(ctx)
+    return term(
+        "graph_probe",
+        Component.CUDA_CONTEXT,
+        "captures * halves * node // 2",
+        allocator=Allocator.CUDA,
+        lifetime=Lifetime.PROFILE_PERSISTENT,
+        source="v1/worker/gpu_model_runner.py: profile_cudagraph_memory, inside the profiler of gpu_worker.py",
+        low=count * halves * found.low // 2,
+        high=count * halves * found.high // 2,
+        note=f"destroying a graph leaves its memory with the driver ({found.name})",
+        captures=count,
+        halves=halves,
         node=found.n_bytes,
     )
 
 
-def _kernels(ctx: RankContext) -> str:
-    """Suffix of the measurement: layers with experts have more kernels, those of triton_kernels far more."""
-    if not any(isinstance(group.feed_forward, MixtureOfExperts) for group, _ in ctx.layers):
-        return ""
-    return "_oai_triton" if experts_kernel(ctx) is ExpertsKernel.OAI_TRITON else "_moe"
+def half_layers(ctx: RankContext) -> int:
+    """Layers as the kernels of a graph count them, in halves: a mixer or an MLP alone is half a layer."""
+    return sum([
+        count * (len(group.mixers) + int(group.feed_forward is not None)) for group, count in ctx.layers
+    ])
+
+
+def _nodes(ctx: RankContext, component: str) -> Measurement:
+    """Bytes per capture and layer for this kind of layers; the graphs' own where the estimate has no entry."""
+    kind = _kind(ctx)
+    found = calibration().find(component + kind, **facts(ctx.device, ctx.engine, ctx.release))
+    return found or measured(ctx, "graph_nodes" + kind)
+
+
+def _kind(ctx: RankContext) -> str:
+    """Suffix of the measurement: latent and linear attention bring more kernels than experts do, triton_kernels
+    the most, plain layers the fewest.
+    """
+    mixers = [m for group, _ in ctx.layers for m in group.mixers]
+    experts = any(isinstance(group.feed_forward, MixtureOfExperts) for group, _ in ctx.layers)
+    if experts and experts_kernel(ctx) is ExpertsKernel.OAI_TRITON:
+        return "_oai_triton"
+    if any(isinstance(m, MultiHeadLatentAttention) for m in mixers):
+        return "_mla"
+    if any(isinstance(m, StateSpace) and m.kind in _LINEAR for m in mixers):
+        return "_gated_delta"
+    return "_moe" if experts else ""
+
+
+_LINEAR = (StateSpaceKind.GATED_DELTA_NET, StateSpaceKind.KIMI_DELTA)
+
+
+def _splits(ctx: RankContext) -> int:
+    """Split-KV accumulators of a full graph: FlashAttention 3 alone bounds them, to 32 by default.
+
+    Source: v1/attention/backends/flash_attn.py: FlashAttentionMetadataBuilder (max_num_splits), config/attention.py:
+    flash_attn_max_num_splits_for_cuda_graph (0.19.0 to 0.33.0).
+    """
+    full = ctx.engine.cudagraph_mode.startswith("FULL")
+    return 32 if full and ctx.device.sm == 90 and "FLASH_ATTN" in ctx.engine.attention_backends else 0
 
 
 def _live_elements(ctx: RankContext) -> int:

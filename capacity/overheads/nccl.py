@@ -53,6 +53,7 @@ def nccl_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         return
     from dataclasses import replace
 
+    groups = [name for name in names if name != "world"]
     communicator = constant(
         "nccl_communicators",
         Component.NCCL,
@@ -60,9 +61,26 @@ def nccl_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         allocator=Allocator.CUDA,
         lifetime=Lifetime.BEFORE_SNAPSHOT,
         source=GROUPS,
-        count=len(names),
+        count=len(groups),
     )
-    yield replace(communicator, note=f"groups: {', '.join(names)}; {communicator.note}")
+    yield replace(communicator, note=f"groups: {', '.join(groups)}; {communicator.note}")
+    yield constant(
+        "nccl_world",
+        Component.NCCL,
+        measured(ctx, "nccl_world"),
+        allocator=Allocator.CUDA,
+        lifetime=Lifetime.BEFORE_SNAPSHOT,
+        source="v1/worker/gpu_worker.py: init_worker_distributed_environment (torch.distributed)",
+    )
+    if ctx.engine.parallel.pp > 1:
+        yield constant(
+            "pipeline_transfers",
+            Component.NCCL,
+            measured(ctx, "pipeline_transfers"),
+            allocator=Allocator.CUDA,
+            lifetime=Lifetime.AFTER_PROFILE,
+            source="first transfers between stages: the warm-up after the KV cache exists (NCCL point to point)",
+        )
     if ctx.engine.parallel.tp > 1:
         yield constant(
             "collective_buffers",

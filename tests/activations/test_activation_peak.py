@@ -60,12 +60,12 @@ def test_tensor_parallel_compile_peak_is_met_but_for_four_small_blocks() -> None
     assert 0 <= bytes_measured(run) - activation_peak(run.context()).n_bytes <= 4 * 512
 
 
-def test_odd_vocabulary_matrix_costs_the_allocators_rounding() -> None:
-    """Qwen2.5-7B's vocabulary matrix ends 0.5 MiB below a 2 MiB segment; PyTorch keeps the rest with the
+def test_odd_vocabulary_matrix_takes_the_rest_of_its_segment() -> None:
+    """Qwen2.5-7B's vocabulary matrix ends 0.5 MiB below a 2 MiB segment; PyTorch counts the rest with the
     block.
     """
     run = run_named("h200/qwen25-7b-t8192-s256")
-    assert bytes_measured(run) - activation_peak(run.context()).n_bytes == MIB // 2
+    assert bytes_measured(run) == activation_peak(run.context()).n_bytes
 
 
 @pytest.mark.parametrize(

@@ -143,13 +143,13 @@ def test_keys_of_a_config_are_checked_one_by_one():
     assert check_keys("compilation_config", good, R26) == ()
     with pytest.raises(InputError, match=r"did you mean compilation_config\.cudagraph_mode"):
         check_keys("compilation_config", {"cudagraph_modes": "FULL"}, R26)
-    fused = {"pass_config": {"fuse_allreduce_rms": True}}
+    fused = {"pass_config": {"fuse_gemm_comms": True}}
     with pytest.raises(
-        InputError, match=r"--compilation-config\.pass_config\.fuse_allreduce_rms may change memory"
+        InputError, match=r"--compilation-config\.pass_config\.fuse_gemm_comms may change memory"
     ):
         check_keys("compilation_config", fused, R26)
     left_out = check_keys("compilation_config", fused, R26, allow_unmodelled=True)
-    assert left_out == ("compilation_config.pass_config.fuse_allreduce_rms",)
+    assert left_out == ("compilation_config.pass_config.fuse_gemm_comms",)
 
 
 def test_a_key_belongs_to_its_releases():

@@ -187,6 +187,9 @@ def check_keys(
                 return ()
             raise InputError(_unknown_key(name, known, release))
         effect, reason = KEY_EFFECTS[name]
+        if effect == "unmodelled" and isinstance(item, Mapping) and item:
+            inner = [KEY_EFFECTS.get(f"{name}.{key}", (effect, reason)) for key in item]
+            effect = effect if any(each[0] == "unmodelled" for each in inner) else "no_effect"
         if effect == "unmodelled" and not allow_unmodelled:
             head, dot, tail = name.partition(".")
             raise InputError(

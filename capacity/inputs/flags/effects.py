@@ -158,7 +158,7 @@ UNMODELLED: Final[dict[str, str]] = {
 KEYS_MODELLED: Final = """
     compilation_config.mode compilation_config.cudagraph_mode compilation_config.cudagraph_capture_sizes
     compilation_config.max_cudagraph_capture_size compilation_config.splitting_ops
-    compilation_config.pass_config attention_config.backend
+    compilation_config.pass_config compilation_config.pass_config.fuse_allreduce_rms attention_config.backend
 """
 
 KEYS_NO_EFFECT: Final[dict[str, str]] = {
@@ -168,6 +168,10 @@ KEYS_NO_EFFECT: Final[dict[str, str]] = {
     """,
     "how often a graph runs before it is captured": "compilation_config.cudagraph_num_of_warmups",
     "how fast a compiled model starts": "compilation_config.fast_moe_cold_start",
+    "kernels that are grouped or timed otherwise: the recorded peak stays": """
+        compilation_config.inductor_compile_config.combo_kernels
+        compilation_config.inductor_compile_config.benchmark_combo_kernel
+    """,
 }
 
 KEYS_UNMODELLED: Final[dict[str, str]] = {
@@ -193,7 +197,7 @@ KEYS_UNMODELLED: Final[dict[str, str]] = {
         compilation_config.pass_config.fuse_norm_quant compilation_config.pass_config.fuse_act_quant
         compilation_config.pass_config.fuse_attn_quant compilation_config.pass_config.eliminate_noops
         compilation_config.pass_config.enable_sp compilation_config.pass_config.sp_min_token_num
-        compilation_config.pass_config.fuse_gemm_comms compilation_config.pass_config.fuse_allreduce_rms
+        compilation_config.pass_config.fuse_gemm_comms
         compilation_config.pass_config.fi_allreduce_fusion_max_size_mb
         compilation_config.pass_config.enable_qk_norm_rope_fusion
         compilation_config.pass_config.fuse_act_padding compilation_config.pass_config.fuse_rope_kvcache
