@@ -1,4 +1,5 @@
-"""Lines as vLLM prints them: its own format strings (tests/data/logs/formats.json) filled with known values."""
+"""Lines as vLLM prints them: its own format strings (tests/data/logs/formats.json) filled with known
+values."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ FORMATS = Path(__file__).parent / "data" / "logs" / "formats.json"
 TEXTS: tuple[tuple[str, str], ...] = (
     (r"VLLM_VERSION", "0.26.0"),
     (r"_log_prefix_for_engine", ""),
-    (r"device_name|device_type|^\?$|pools|kv_cache_device|kv_cache_location|^device$|^label$|^prefix$", "GPU"),
+    (
+        r"device_name|device_type|^\?$|pools|kv_cache_device|kv_cache_location|^device$|^label$|^prefix$",
+        "GPU",
+    ),
     (r"engine_index|engine_idx|num_engines|len\(self\.engine", "3"),
     (r"\.device_?$|init_snapshot\.device", "cuda:0"),
     (r"get_caller_info", "flashinfer.py:612:forward"),
@@ -73,7 +77,11 @@ def fill(name: str, row: Any) -> Sample:
     arguments: list[Any] = []
     figures: list[float] = []
     printed: dict[str, Any] = {}
-    specs = {int(field): spec or "" for _, field, spec, _ in Formatter().parse(row["template"]) if field is not None}
+    specs = {
+        int(field): spec or ""
+        for _, field, spec, _ in Formatter().parse(row["template"])
+        if field is not None
+    }
     for index, expression in enumerate(row["values"]):
         spec = specs[index]
         text: Any = next((t for pattern, t in TEXTS if re.search(pattern, expression)), None)
@@ -91,14 +99,18 @@ def fill(name: str, row: Any) -> Sample:
             digits = int(re.search(r"\.(\d+)f", spec)[1]) if "." in spec else 6
             value = round(10 * (index + 1) + 0.1234, digits)
             figures.append(float(format(value, spec)))
-        elif re.search(r"(?i)gib", expression) and "limit" not in expression or "format_gib" in expression:
+        elif (re.search(r"(?i)gib", expression) and "limit" not in expression) or "format_gib" in expression:
             value = f"{10 * (index + 1) + 0.25:g}"
             figures.append(float(value))
         elif "utilization" in expression:
             value = 0.9
             figures.append(0.9)
         else:
-            value = 5_000_000 + 77 * (index + 1) if re.search("limit|bytes|available_kv", expression) else 100 + 7 * (index + 1)
+            value = (
+                5_000_000 + 77 * (index + 1)
+                if re.search("limit|bytes|available_kv", expression)
+                else 100 + 7 * (index + 1)
+            )
             if "_str" in expression or ":," in expression:
                 figures.append(float(value))
                 value = f"{value:,}"
@@ -107,7 +119,11 @@ def fill(name: str, row: Any) -> Sample:
         arguments.append(value)
         printed[expression] = value
     return Sample(
-        name, tuple(row["releases"]), row["level"], row["template"].format(*arguments), tuple(figures),
+        name,
+        tuple(row["releases"]),
+        row["level"],
+        row["template"].format(*arguments),
+        tuple(figures),
         tuple(row["values"]),
         {e: format(a, specs[i]) for i, (e, a) in enumerate(zip(row["values"], arguments, strict=True))},
     )

@@ -1,4 +1,5 @@
-"""vLLM's own log formats, read from its wheels by AST: the facts that hold `capacity/logs` to what vLLM prints.
+"""vLLM's own log formats, read from its wheels by AST: the facts that hold `capacity/logs` to what vLLM
+prints.
 
     python tools/extract_log_formats.py WHEEL_OR_UNPACKED_FOLDER... --write tests/data/logs/formats.json
     python tools/extract_log_formats.py FOLDER --others      # lines about memory that no row of LINES names
@@ -54,7 +55,8 @@ LINES: dict[str, str] = {
     "graph_samples": r"^Estimated \{\} CUDA graph memory: .*first-capture",
     "encoder_graph_estimate": r"^Estimated encoder CUDA graph memory:",
     "startup_plan": r"^Applying persisted startup plan",
-    "graph_equivalent": r"^CUDA graph memory profiling is (?:enabled|disabled)|^In v0.*CUDA graph memory profiling",
+    "graph_equivalent": r"^CUDA graph memory profiling is (?:enabled|disabled)|^In v0.*CUDA graph memory "
+    r"profiling",
     # -- KV cache
     "capacity": r"KV cache size: ",
     "concurrency": r"^Maximum concurrency for ",
@@ -90,14 +92,29 @@ LINES: dict[str, str] = {
 
 MEMORY = re.compile(r"GiB|MiB|\bGB\b|\bMB\b|out of memory|[Pp]reempt|KV cache|cache blocks", re.ASCII)
 OTHER_LINES = re.compile(
-    r"non-default args|LLM engine|server version|attention backend|max model len|Starting to load|FlashAttention version|"
+    r"non-default args|LLM engine|server version|attention backend|max model len|Starting to "
+    r"load|FlashAttention version|"
     r"Model Runner|Workspace|max_num_batched_tokens|graph|KV cache|block size"
 )
 """A file without any of these or of MEMORY holds none of LINES."""
 FOLDERS = (
-    "v1", "worker", "executor", "engine", "core", "utils", "config", "platforms", "entrypoints", "compilation",
-    "model_executor", "device_allocator", "lora", "multimodal", "attention", "distributed",
-)  # fmt: skip
+    "v1",
+    "worker",
+    "executor",
+    "engine",
+    "core",
+    "utils",
+    "config",
+    "platforms",
+    "entrypoints",
+    "compilation",
+    "model_executor",
+    "device_allocator",
+    "lora",
+    "multimodal",
+    "attention",
+    "distributed",
+)
 METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 _PRINTF = re.compile(r"%(?P<flags>[#0\- +]*)(?P<width>\d*)(?P<precision>\.\d+)?(?P<type>[sdfrgi%])")
 
@@ -203,7 +220,11 @@ def _emitted(node: ast.AST, scope: str) -> Iterator[tuple[str, ast.expr, list[as
     """(level, the string, printf arguments) of a logging call, a raise, a repr or a part of a line."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
         method = node.func.attr.removesuffix("_once")
-        if method in METHODS and isinstance(node.func.value, ast.Name) and "log" in node.func.value.id.lower():
+        if (
+            method in METHODS
+            and isinstance(node.func.value, ast.Name)
+            and "log" in node.func.value.id.lower()
+        ):
             yield method, node.args[0], list(node.args[1:])
         elif isinstance(node.func.value, ast.Name) and node.func.value.id == "log_parts":
             parts = node.args[0].elts if isinstance(node.args[0], ast.List) else [node.args[0]]
@@ -276,7 +297,9 @@ def _printf(template: str, arguments: list[ast.expr], assigned: dict[str, ast.ex
             text.append(nested)
             continue
         expression = ast.unparse(argument) if argument is not None else "?"
-        text.value(expression, (match["flags"] + match["width"] + (match["precision"] or "") + kind) if kind else "")
+        text.value(
+            expression, (match["flags"] + match["width"] + (match["precision"] or "") + kind) if kind else ""
+        )
     text.literal(template[position:])
     return text
 
@@ -298,13 +321,20 @@ def collect(sources: list[WheelSource]) -> dict[str, Any]:
                 continue
             row = rows[name].setdefault(
                 (item.template, item.level, item.values if item.level != "part" else ()),
-                {"level": item.level, "file": item.file, "function": item.function, "template": item.template,
-                 "values": list(item.values), "releases": []},
-            )  # fmt: skip
+                {
+                    "level": item.level,
+                    "file": item.file,
+                    "function": item.function,
+                    "template": item.template,
+                    "values": list(item.values),
+                    "releases": [],
+                },
+            )
             if source.version not in row["releases"]:
                 row["releases"].append(source.version)
     return {
-        "origin": "format strings in the sources of the vLLM wheels on PyPI, read by tools/extract_log_formats.py",
+        "origin": "format strings in the sources of the vLLM wheels on PyPI, read by "
+        "tools/extract_log_formats.py",
         "releases": releases,
         "lines": {name: list(found.values()) for name, found in rows.items()},
     }
@@ -324,9 +354,15 @@ def main() -> int:
         seen = set()
         for source in sources:
             for item in formats_of(source):
-                if name_of(item.template) is None and MEMORY.search(item.template) and item.template not in seen:
+                if (
+                    name_of(item.template) is None
+                    and MEMORY.search(item.template)
+                    and item.template not in seen
+                ):
                     seen.add(item.template)
-                    print(f"{source.version} {item.level:8} {item.file}:{item.function}: {item.template!r:.240}")
+                    print(
+                        f"{source.version} {item.level:8} {item.file}:{item.function}: {item.template!r:.240}"
+                    )
         return 0
     facts = collect(sources)
     missing = [name for name, rows in facts["lines"].items() if not rows]

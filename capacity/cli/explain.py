@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
-
 from vllm_capacity.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,12 +15,21 @@ if TYPE_CHECKING:
 
 @click.command("explain")
 @click.argument("log", required=False, metavar="[LOG]")
-@click.option("--model", metavar="MODEL", help="Where the log does not name it: a folder, config.json, catalogue or Hub id.")
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="Where the log does not name it: a folder, config.json, catalogue or Hub id.",
+)
 @click.option("--gpu", metavar="NAME", help="Where the log leaves it open (`vllm-capacity gpus`).")
 @click.option("--vllm-version", metavar="X.Y.Z", help="Where the log does not name it.")
 @click.option("--offline", is_flag=True, help="Never ask the Hub.")
-@click.option("--record", "record_file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
-              help="Append the run to a file of validation records.")  # fmt: skip
+@click.option(
+    "--record",
+    "record_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Append the run to a file of validation records.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 def command(
     log: str | None,
@@ -38,7 +46,8 @@ def command(
     vllm-capacity explain server.log
     kubectl logs deploy/vllm | vllm-capacity explain
 
-    LOG is a file (plain or .gz) or - for standard input: output of `vllm serve` or of a script, as docker, kubectl or a terminal
+    LOG is a file (plain or .gz) or - for standard input: output of `vllm serve` or of a script, as docker,
+    kubectl or a terminal
     recorded it. Exit code 0: nothing is wrong, 1: a problem was found, 2: no vLLM log.
     """
     from vllm_capacity.diagnosis.diagnose import diagnose_with_run
@@ -72,7 +81,9 @@ def _read(log: str | None) -> LogRecord:
     if log in (None, "-"):
         stream: BinaryIO = sys.stdin.buffer
         if log is None and stream.isatty():
-            raise InputError("no log: name a file, or pipe one in (`kubectl logs ... | vllm-capacity explain`)")
+            raise InputError(
+                "no log: name a file, or pipe one in (`kubectl logs ... | vllm-capacity explain`)"
+            )
         return read_log(stream)
     try:
         with open(str(log), "rb") as file:

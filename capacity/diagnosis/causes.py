@@ -49,7 +49,8 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """One change. `spare_bytes` is what is left at the failing step with it (negative: still missing); None if unknown."""
+    """One change. `spare_bytes` is what is left at the failing step with it (negative: still missing); None
+    if unknown."""
 
     change: str
     flags: tuple[str, ...]
@@ -64,7 +65,8 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The cause of the trouble. `figures` are the log's own, `missing_bytes` how much was missing at least."""
+    """The cause of the trouble. `figures` are the log's own, `missing_bytes` how much was missing at
+    least."""
 
     cause: Cause
     component: Component | None

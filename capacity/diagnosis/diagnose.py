@@ -23,7 +23,8 @@ def diagnose_with_run(record: LogRecord, given: Given | None = None) -> tuple[Di
     start = record.last
     if start is None:
         raise InputError(
-            f"nothing in these {record.lines:,} lines is vLLM's about memory: is it the engine's log (INFO level, from the start)?"
+            f"nothing in these {record.lines:,} lines is vLLM's about memory: is it the engine's log (INFO "
+            "level, from the start)?"
         )
     rebuilt, missing, assumed = rebuild(start, given or Given())
     failure = deciding_failure(start)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from vllm_capacity.diagnosis.causes import Cause, Confidence, Finding, RuntimeCause
+from vllm_capacity.diagnosis.descriptions import DESCRIBE, out_of_memory
 from vllm_capacity.errors import Reason
 from vllm_capacity.ledger import Component
-from vllm_capacity.logs.failures import PHASE_WORDS, FailureKind, Phase
+from vllm_capacity.logs.failures import FailureKind, Phase
 from vllm_capacity.logs.record import Evidence, Failure, StartRecord
-from vllm_capacity.units import GIB, MIB, gib
 
 _STARTUP = frozenset(Phase) - {Phase.REQUEST, Phase.UNKNOWN}
 
@@ -42,9 +40,16 @@ _KIND_CAUSES: dict[FailureKind, Cause] = {
     FailureKind.SHARED_MEMORY: RuntimeCause.SHARED_MEMORY,
     FailureKind.MEMORY_CHANGED: RuntimeCause.MEMORY_CHANGED,
 }
-_RANK = {FailureKind.REFUSAL: 0, FailureKind.OUT_OF_MEMORY: 0, FailureKind.WORKSPACE_LOCKED: 0,
-         FailureKind.NCCL_OUT_OF_MEMORY: 1, FailureKind.MEMORY_CHANGED: 1, FailureKind.SHARED_MEMORY: 2,
-         FailureKind.HOST_MEMORY: 3, FailureKind.OTHER: 4}  # fmt: skip
+_RANK = {
+    FailureKind.REFUSAL: 0,
+    FailureKind.OUT_OF_MEMORY: 0,
+    FailureKind.WORKSPACE_LOCKED: 0,
+    FailureKind.NCCL_OUT_OF_MEMORY: 1,
+    FailureKind.MEMORY_CHANGED: 1,
+    FailureKind.SHARED_MEMORY: 2,
+    FailureKind.HOST_MEMORY: 3,
+    FailureKind.OTHER: 4,
+}
 
 
 def came_up(start: StartRecord) -> bool:
@@ -53,7 +58,8 @@ def came_up(start: StartRecord) -> bool:
 
 
 def deciding_failure(start: StartRecord) -> Failure | None:
-    """The failure that ended the start, or broke a running server; one that the start outlived does not count."""
+    """The failure that ended the start, or broke a running server; one that the start outlived does not
+    count."""
     up = start.evidence.get("server_up")
     served = up.line if up else None
     candidates = [
@@ -94,7 +100,7 @@ def finding_of(start: StartRecord, failure: Failure) -> Finding:
         shown = start.evidence.get(field)
         if shown is not None and shown not in evidence:
             evidence.append(shown)
-    component, headline, explanation, missing = _DESCRIBE.get(cause, _out_of_memory)(start, failure)
+    component, headline, explanation, missing = DESCRIBE.get(cause, out_of_memory)(start, failure)
     return Finding(
         cause=cause,
         component=component,
@@ -125,8 +131,16 @@ def _confidence(failure: Failure) -> Confidence:
     return Confidence.MEDIUM if failure.phase_from == "progress" else Confidence.LOW
 
 
-_BUDGET_FIELDS = ("requested_gib", "model_loading_gib", "weights_gib", "activation_peak_gib", "non_torch_gib", "consumed_gib",
-                  "graph_estimate_gib", "available_kv_gib")  # fmt: skip
+_BUDGET_FIELDS = (
+    "requested_gib",
+    "model_loading_gib",
+    "weights_gib",
+    "activation_peak_gib",
+    "non_torch_gib",
+    "consumed_gib",
+    "graph_estimate_gib",
+    "available_kv_gib",
+)
 _FIGURES_OF: dict[Cause, tuple[str, ...]] = {
     Reason.NO_KV_MEMORY: _BUDGET_FIELDS,
     Reason.ONE_REQUEST_DOES_NOT_FIT: ("available_kv_gib", "model_loading_gib", "graph_estimate_gib"),
@@ -148,311 +162,33 @@ def _logged(start: StartRecord, cause: Cause) -> dict[str, float | int | str]:
     return values
 
 
-_Described = tuple[Component | None, str, str, int | None]
-
-
-def _number(failure: Failure, name: str) -> float | None:
-    value = failure.values.get(name)
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def _free_below(start: StartRecord, failure: Failure) -> _Described:
-    free, total, requested, share = (
-        _number(failure, n) or 0.0 for n in ("free_at_start_gib", "total_gib", "requested_gib", "utilization")
-    )
-    missing = max(round((requested - free) * GIB), 0)
-    return (
-        None,
-        f"{free:g} of {total:g} GiB are free at the start, --gpu-memory-utilization {share:g} asks for {requested:g} GiB: "
-        f"{gib(missing)} too few",
-        f"The share is of the total, and it must be free when vLLM looks. {total - free:.2f} GiB are in use before vLLM takes "
-        "anything: its own CUDA context and communicators, and whatever else runs on this GPU.",
-        missing,
-    )
-
-
-def _no_kv(start: StartRecord, failure: Failure) -> _Described:
-    if failure.kind is FailureKind.OUT_OF_MEMORY:
-        return _out_of_memory(start, failure)
-    parts = budget_parts(start)
-    available = start.smallest("available_kv_gib")
-    if available is None:
-        available = _number(failure, "available_kv_gib")
-    requested = start.smallest("requested_gib")
-    component = max(parts, key=lambda part: parts[part], default=Component.WEIGHTS)
-    if "mm_reserved_gib" in failure.values:
-        component = Component.ENCODER
-    listed = " + ".join(f"{_WORDS[part]} {value:g}" for part, value in parts.items())
-    headline = "Nothing is left for the KV cache"
-    if available is not None:
-        headline += f": {available:g} GiB"
-    if listed and requested is not None:
-        headline += f"; {listed} against a requested {requested:g} GiB"
-    elif listed:
-        headline += f"; {listed} GiB come first"
-    utilization = start.smallest("utilization")
-    explanation = (
-        "The requested share has to hold weights, the activation peak, non-torch memory and (from 0.20) the CUDA graph "
-        "estimate before a single KV block; a shorter --max-model-len changes none of them."
-    )
-    weights = parts.get(Component.WEIGHTS)
-    if weights is not None and requested is not None and weights > requested:
-        explanation = f"The weights alone ({weights:g} GiB) are more than the requested share ({requested:g} GiB). " + explanation
-        if utilization is not None and utilization < 0.8:
-            explanation += (
-                f" {utilization:g} is the share of everything vLLM may use, not of the KV cache: lowering it cannot help."
-            )
-    return component, headline, explanation, None if available is None else max(round(-available * GIB), 0)
-
-
-_WORDS = {
-    Component.WEIGHTS: "weights", Component.ACTIVATION: "activation peak", Component.NCCL: "non-torch",
-    Component.CUDA_GRAPHS: "graph estimate",
-}  # fmt: skip
-
-
-def budget_parts(start: StartRecord) -> dict[Component, float]:
-    """What the log says stands before the KV cache, in GiB."""
-    weights = start.largest("weights_gib")
-    if weights is None:
-        weights = start.largest("model_loading_gib")
-    parts = {
-        Component.WEIGHTS: weights,
-        Component.ACTIVATION: start.largest("activation_peak_gib"),
-        Component.NCCL: start.largest("non_torch_gib"),
-        Component.CUDA_GRAPHS: start.largest("graph_estimate_gib"),
-    }
-    return {component: value for component, value in parts.items() if value}
-
-
-def _one_request(start: StartRecord, failure: Failure) -> _Described:
-    needed, available = _number(failure, "needed_gib"), _number(failure, "available_kv_gib")
-    if available is None:
-        available = start.smallest("available_kv_gib")
-    tokens, held = _number(failure, "request_tokens"), _number(failure, "held_tokens")
-    who = f"One request of {tokens:,.0f} tokens" if tokens else "One request of max_model_len tokens"
-    missing = None
-    if needed is not None and available is not None:
-        missing = max(round((needed - available) * GIB), 0)
-        headline = f"{who} needs {needed:g} GiB of KV cache, {available:g} GiB are there: {gib(missing)} too few"
-    elif held is not None:
-        headline = f"{who} does not fit: the KV cache holds {held:,.0f} tokens"
-    elif needed is not None:
-        headline = f"{who} needs {needed:g} GiB of KV cache, more than there is"
-    else:
-        headline = f"{who} does not fit into the KV cache"
-    explanation = "vLLM starts only if one request of the full length fits; all figures are per GPU, never pooled over GPUs."
-    estimate = _number(failure, "estimated_max_len")
-    if needed and tokens and estimate and available and estimate > 0:
-        slope = (needed - available) / max(tokens - estimate, 1)
-        fixed = needed - slope * tokens
-        if fixed > 0.2 * needed:
-            explanation += (
-                f" Most of the need does not depend on the length: about {fixed:.2f} GiB per request are fixed (windows and "
-                "states), so the longest length falls much faster than the memory."
-            )
-    if "max_model_len" not in start.non_default and start.non_default:
-        explanation += " The length is the model's own maximum, since no --max-model-len was given."
-    return Component.KV_CACHE, headline, explanation, missing
-
-
-def _mamba(start: StartRecord, failure: Failure) -> _Described:
-    blocks, sequences = _number(failure, "mamba_blocks"), _number(failure, "max_num_seqs")
-    sizes = f"{sequences:,.0f} sequences a batch" if sequences else "The batch's sequences"
-    return (
-        Component.KV_CACHE,
-        f"{sizes} need a state block each, the KV cache has {blocks:,.0f}" if blocks else f"{sizes} need a state block each",
-        "Each decoding sequence of a hybrid model holds one state block, and full CUDA graphs are captured for all of them.",
-        None,
-    )
-
-
-def _invalid_layout(start: StartRecord, failure: Failure) -> _Described:
-    return None, failure.evidence.text[:200], "The model cannot be split this way: heads, experts, quantisation blocks or GPUs do not divide.", None  # fmt: skip
-
-
-def _unsupported(start: StartRecord, failure: Failure) -> _Described:
-    return None, failure.evidence.text[:200], "This release has no implementation of the model's architecture.", None
-
-
-def _workspace(start: StartRecord, failure: Failure) -> _Described:
-    needed, current = _number(failure, "workspace_required_mib") or 0.0, _number(failure, "workspace_mib") or 0.0
-    caller = failure.values.get("workspace_caller_text", "")
-    return (
-        Component.WORKSPACE,
-        f"A request wanted a workspace of {needed:,.2f} MB, it was locked at {current:,.2f} MB ({caller})",
-        "vLLM locks its shared workspace after graph capture. A step that needs more than any warm-up step did is an error, not "
-        "an out-of-memory: no memory setting cures it. The batch that did it was larger than what warm-up ran.",
-        round((needed - current) * MIB),
-    )
-
-
-def _nccl(start: StartRecord, failure: Failure) -> _Described:
-    share = start.largest("utilization")
-    return (
-        Component.NCCL,
-        "NCCL could not allocate its buffers",
-        "Communicators are made before vLLM's budget starts, so they live in the memory that the requested share leaves out"
-        + (f" ({1 - share:.0%} of the GPU at {share:g})" if share else "")
-        + "; other processes on the same GPU take from the same rest.",
-        None,
-    )
-
-
-def _host(start: StartRecord, failure: Failure) -> _Described:
-    offload = start.non_default.get("cpu_offload_gb")
-    return (
-        Component.OFFLOAD if offload else None,
-        "The host ran out of memory, not the GPU",
-        (f"--cpu-offload-gb {offload} pins that much per GPU, and loading holds the tensors a second time. " if offload else "")
-        + "The process was killed or could not allocate pinned or ordinary memory.",
-        None,
-    )
-
-
-def _shared(start: StartRecord, failure: Failure) -> _Described:
-    need, free = _number(failure, "required_mib"), _number(failure, "free_mib")
-    if need is not None and free is not None:
-        headline = f"/dev/shm has {free:,.0f} MiB free, {need:,.0f} MiB are needed"
-        return None, headline, "Ranks exchange messages through shared memory; containers get 64 MiB by default.", round((need - free) * MIB)  # fmt: skip
-    return None, "Shared memory (/dev/shm) is too small", "Ranks exchange messages through shared memory; containers get 64 MiB by default.", None  # fmt: skip
-
-
-def _changed(start: StartRecord, failure: Failure) -> _Described:
-    before, now = _number(failure, "free_at_start_gib") or 0.0, _number(failure, "free_now_gib") or 0.0
-    return (
-        None,
-        f"Free memory grew from {before:g} to {now:g} GiB while vLLM profiled",
-        f"Another process gave back {now - before:.2f} GiB in between, so the profile's difference means nothing and vLLM stops.",
-        None,
-    )
-
-
-_COMPONENT_OF_PHASE: dict[Phase, Component] = {
-    Phase.INIT: Component.NCCL,
-    Phase.LOAD: Component.WEIGHTS,
-    Phase.REPACK: Component.WEIGHTS,
-    Phase.PROFILE: Component.ACTIVATION,
-    Phase.GRAPH_ESTIMATE: Component.CUDA_GRAPHS,
-    Phase.MINIMAL_KV: Component.KV_CACHE,
-    Phase.KV_ALLOCATION: Component.KV_CACHE,
-    Phase.GRAPH_CAPTURE: Component.CUDA_GRAPHS,
-    Phase.KERNEL_WARMUP: Component.WORKSPACE,
-    Phase.SAMPLER_WARMUP: Component.ACTIVATION,
-    Phase.REQUEST: Component.ACTIVATION,
-}
-
-_REQUEST_FRAMES: tuple[tuple[str, Component, str], ...] = (
-    ("_get_prompt_logprobs_dict", Component.ACTIVATION, "prompt_logprobs"),
-    ("compute_logprobs", Component.ACTIVATION, "logprobs"),
-    ("gather_logprobs", Component.ACTIVATION, "logprobs"),
-    ("add_lora_linear", Component.LORA, "a LoRA adapter"),
-    ("add_shrink", Component.LORA, "a LoRA adapter"),
-    ("_execute_mm_encoder", Component.ENCODER, "a multimodal input"),
-    ("embed_multimodal", Component.ENCODER, "a multimodal input"),
-    ("get_multimodal_embeddings", Component.ENCODER, "a multimodal input"),
-    ("apply_top_k_top_p", Component.ACTIVATION, "sampling"),
-)
-
-_WHY: dict[Phase, str] = {
-    Phase.LOAD: "The weights of this rank do not fit, whatever --gpu-memory-utilization or --max-model-len say.",
-    Phase.REPACK: "The weights fit, but converting them needs both forms of a layer at once.",
-    Phase.PROFILE: "Nothing of the KV cache exists yet: the peak is weights plus one batch of --max-num-batched-tokens tokens.",
-    Phase.GRAPH_ESTIMATE: "Graphs are captured once to estimate them, before the KV cache is sized: --gpu-memory-utilization and "
-    "--max-model-len change nothing here.",
-    Phase.MINIMAL_KV: "A small KV cache is made to profile graphs, before the real one is sized: one block per sequence, and "
-    "blocks of hybrid models are large. --gpu-memory-utilization and --max-model-len change nothing here.",
-    Phase.KV_ALLOCATION: "The KV cache was sized from the profile; by now less is free than then.",
-    Phase.GRAPH_CAPTURE: "The KV cache is allocated by now; graphs come out of what the requested share left over.",
-    Phase.SAMPLER_WARMUP: "KV cache and graphs exist by now: the warm-up of --max-num-seqs rows of logits has to fit into what the "
-    "requested share left over.",
-    Phase.KERNEL_WARMUP: "KV cache and graphs exist by now: kernels are tuned and warmed up in what the requested share left over.",
-}
-
-
-def _out_of_memory(start: StartRecord, failure: Failure) -> _Described:
-    tried, free, total = (_number(failure, name) for name in ("tried_bytes", "free_bytes", "total_bytes"))
-    component = _COMPONENT_OF_PHASE.get(failure.phase)
-    index = _number(failure, "device_index")
-    headline = f"{'GPU' if index is None else f'GPU {index:.0f}'} ran out of memory {PHASE_WORDS[failure.phase]}"
-    details = []
-    if tried is not None:
-        details.append(f"{_size(tried)} wanted")
-    if free is not None:
-        details.append(f"{_size(free)} free")
-    if details:
-        headline += ": " + ", ".join(details) + (f" of {gib(total)}" if total else "")
-    explanation = _WHY.get(failure.phase, "")
-    if failure.phase is Phase.REQUEST:
-        component, explanation = _request(start, failure)
-    others = _number(failure, "other_processes_bytes")
-    if others:
-        explanation += f" Other processes hold {gib(others)} of this GPU."
-    unused = _number(failure, "reserved_unallocated_bytes")
-    if unused and tried and unused > tried:
-        explanation += (
-            f" PyTorch holds {_size(unused)} that it cannot hand out in one piece: fragmentation, which "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids."
-        )
-    missing = None if tried is None or free is None else max(round(tried - free), 0)
-    return component, headline, explanation.strip(), missing
-
-
-def _request(start: StartRecord, failure: Failure) -> tuple[Component, str]:
-    frames = set(failure.frames)
-    for name, component, words in _REQUEST_FRAMES:
-        if name in frames:
-            return component, f"The allocation was for {words}, which the profile run does not cover."
-    if start.non_default.get("enable_lora"):
-        return Component.LORA, "Adapters were active: their activations at full batch are not part of the profile run."
-    when = (
-        "It happened on the first requests: the first real batch uses kernels and buffers that the profile run did not."
-        if start.running.lines <= 2
-        else "The KV cache does not grow with traffic (it is allocated once); what grew is activations of a larger or different "
-        "batch, or memory of another process."
-    )
-    return Component.ACTIVATION, when
-
-
-def _size(n_bytes: float) -> str:
-    return f"{n_bytes / MIB:,.2f} MiB" if n_bytes < GIB else gib(n_bytes)
-
-
-_DESCRIBE: dict[Cause, Callable[[StartRecord, Failure], _Described]] = {
-    Reason.FREE_BELOW_REQUESTED: _free_below,
-    Reason.NO_KV_MEMORY: _no_kv,
-    Reason.ONE_REQUEST_DOES_NOT_FIT: _one_request,
-    Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS: _mamba,
-    Reason.INVALID_LAYOUT: _invalid_layout,
-    Reason.UNSUPPORTED_BY_RELEASE: _unsupported,
-    RuntimeCause.WORKSPACE_LOCKED: _workspace,
-    RuntimeCause.NCCL_OUT_OF_MEMORY: _nccl,
-    RuntimeCause.HOST_MEMORY: _host,
-    RuntimeCause.SHARED_MEMORY: _shared,
-    RuntimeCause.MEMORY_CHANGED: _changed,
-}
-
-
 def full_cache_finding(start: StartRecord) -> Finding | None:
     """Requests were preempted, or the cache was full while requests waited: slow, not broken."""
     running = start.running
     if not running.preempted and not (running.lines_at_99_percent >= 2 and running.waiting_max):
         return None
-    evidence: list[Evidence] = [start.evidence[key] for key in ("preempted", "kv_usage") if key in start.evidence]
+    evidence: list[Evidence] = [
+        start.evidence[key] for key in ("preempted", "kv_usage") if key in start.evidence
+    ]
     tokens, concurrency, length = (
-        start.count("kv_tokens"), start.smallest("max_concurrency"), start.count("concurrency_tokens"),
-    )  # fmt: skip
+        start.count("kv_tokens"),
+        start.smallest("max_concurrency"),
+        start.count("concurrency_tokens"),
+    )
     headline = (
-        f"The KV cache was full: usage up to {running.kv_usage_max_percent or 0:g} %, {running.preempted:,} preemptions, up to "
+        f"The KV cache was full: usage up to {running.kv_usage_max_percent or 0:g} %, {running.preempted:,} "
+        "preemptions, up to "
         f"{running.waiting_max:,} requests waiting"
     )
     explanation = (
-        "Nothing leaks: the pool is allocated once and usage is how many of its blocks are taken. When it is full, requests wait "
+        "Nothing leaks: the pool is allocated once and usage is how many of its blocks are taken. When it "
+        "is full, requests wait "
         "or are preempted and computed again."
     )
     if tokens and concurrency and length:
         explanation += (
-            f" It holds {concurrency:g} requests of {length:,} tokens; with up to {running.running_max:,} running at once, "
+            f" It holds {concurrency:g} requests of {length:,} tokens; with up to {running.running_max:,} "
+            "running at once, "
             f"{int(concurrency * length / max(running.running_max, 1)):,} tokens were left for each."
         )
     return Finding(

@@ -1,4 +1,5 @@
-"""How much room a plan has at one step of vLLM's start: bytes on the tightest rank, negative where it does not fit."""
+"""How much room a plan has at one step of vLLM's start: bytes on the tightest rank, negative where it does
+not fit."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ BUDGET = frozenset({Reason.NO_KV_MEMORY, Reason.ONE_REQUEST_DOES_NOT_FIT})
 
 
 def budget_margin(plan: Plan) -> int:
-    """Memory available for the KV cache less what one request needs (v1/core/kv_cache_utils.py: check_enough_kv_cache_memory)."""
+    """Memory available for the KV cache less what one request needs (v1/core/kv_cache_utils.py:
+    check_enough_kv_cache_memory)."""
     rest = []
     for rank in plan.ranks:
         if not plan.kv_cache.stages:
@@ -62,7 +64,8 @@ def _used(plan: Plan, rank: RankPlan, phase: Phase) -> int:
 def minimal_kv_bytes(plan: Plan, rank: RankPlan) -> int:
     """The KV cache made to profile graphs: one block per sequence or capture size, whichever is less.
 
-    Source: `_init_minimal_kv_cache_for_profiling`, v1/worker/gpu_model_runner.py:6439-6465 (0.26.0). Nothing is made
+    Source: `_init_minimal_kv_cache_for_profiling`, v1/worker/gpu_model_runner.py:6439-6465 (0.26.0). Nothing
+    is made
     without graphs.
     """
     engine = plan.engine

@@ -12,12 +12,15 @@ from vllm_capacity.logs.record import Evidence, StartRecord
 from vllm_capacity.units import GIB, gib
 
 CONTEXT_GIB = 2.5
-"""More than this in use before vLLM looks is not its own context and communicators (measured: 0.5 to 2.3 GiB)."""
+"""More than this in use before vLLM looks is not its own context and communicators (measured: 0.5 to 2.3
+GiB)."""
 GRAPH_GAP_GIB = 1.0
 LEFTOVER_GIB = 1.5
 
 
-def observations(start: StartRecord, earlier: Sequence[StartRecord], rebuilt: Rebuilt | None) -> tuple[Observation, ...]:
+def observations(
+    start: StartRecord, earlier: Sequence[StartRecord], rebuilt: Rebuilt | None
+) -> tuple[Observation, ...]:
     """In the order of vLLM's start."""
     found: list[Observation] = []
     for look in _LOOKS:
@@ -27,7 +30,9 @@ def observations(start: StartRecord, earlier: Sequence[StartRecord], rebuilt: Re
 
 
 def _lines(start: StartRecord, *fields: str) -> tuple[Evidence, ...]:
-    unique = {start.evidence[field].line: start.evidence[field] for field in fields if field in start.evidence}
+    unique = {
+        start.evidence[field].line: start.evidence[field] for field in fields if field in start.evidence
+    }
     return tuple(unique[line] for line in sorted(unique))
 
 
@@ -41,8 +46,10 @@ def _shared_gpu(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observa
     if others > 0.5:
         yield Observation(
             "shared GPU",
-            f"{free:g} of {total:g} GiB were free at the start: other processes hold about {others:.2f} GiB. Each engine's share is "
-            "of the total, and CUDA context, communicators and part of the graphs come on top of it, so shares of two engines must "
+            f"{free:g} of {total:g} GiB were free at the start: other processes hold about {others:.2f} "
+            "GiB. Each engine's share is "
+            "of the total, and CUDA context, communicators and part of the graphs come on top of it, so "
+            "shares of two engines must "
             "sum to clearly less than 1.",
             _lines(start, "free_at_start_gib"),
         )
@@ -53,8 +60,10 @@ def _loader(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observation
     if consumed is not None and weights is not None and consumed - weights > LEFTOVER_GIB:
         yield Observation(
             "loader leftovers",
-            f"After profiling {consumed:g} GiB are consumed, {consumed - weights:.2f} GiB more than the {weights:g} GiB of weights: "
-            "runner buffers and kernels are a part of it; the rest are buffers the loader left, fragmentation or, on GPUs that share "
+            f"After profiling {consumed:g} GiB are consumed, {consumed - weights:.2f} GiB more than "
+            f"the {weights:g} GiB of weights: "
+            "runner buffers and kernels are a part of it; the rest are buffers the loader left, "
+            "fragmentation or, on GPUs that share "
             "memory with the host, page cache.",
             _lines(start, "consumed_gib", "model_loading_gib"),
         )
@@ -65,7 +74,8 @@ def _offload(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observatio
     if isinstance(offload, (int, float)) and offload:
         yield Observation(
             "CPU offload",
-            f"--cpu-offload-gb {offload:g} moves weights only: one request of the full length must still fit into KV cache on the GPU.",
+            f"--cpu-offload-gb {offload:g} moves weights only: one request of the full length must still "
+            "fit into KV cache on the GPU.",
             _lines(start, "non_default"),
         )
 
@@ -77,8 +87,10 @@ def _encoder(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observatio
     modality = start.text("encoder_modality") or "multimodal"
     yield Observation(
         "multimodal profiling",
-        f"The activation peak was measured with {items or 0} {modality} item(s) of the largest size and an encoder budget of {tokens:,} "
-        f"tokens. Real inputs are often smaller: --limit-mm-per-prompt '{{\"{modality}\": 0}}' leaves a modality out, "
+        f"The activation peak was measured with {items or 0} {modality} item(s) of the largest size and an "
+        f"encoder budget of {tokens:,} "
+        f"tokens. Real inputs are often smaller: --limit-mm-per-prompt '{{\"{modality}\": 0}}' leaves a "
+        "modality out, "
         "--mm-processor-kwargs can cap its size, --language-model-only drops the encoder.",
         _lines(start, "encoder_tokens"),
     )
@@ -91,36 +103,49 @@ def _graph_estimate(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Obs
         actual = start.largest("graph_capture_gib")
     if estimate is None or actual is None:
         return
-    subtracted = rebuilt.release.has("graph_estimate_subtracted") if rebuilt else start.smallest("equivalent_utilization") is not None
+    subtracted = (
+        rebuilt.release.has("graph_estimate_subtracted")
+        if rebuilt
+        else start.smallest("equivalent_utilization") is not None
+    )
     if estimate - actual > GRAPH_GAP_GIB and subtracted:
         utilization, total = start.largest("utilization"), start.largest("total_gib")
         share = ""
         if utilization and total:
-            share = f" or raise --gpu-memory-utilization from {utilization:g} to {utilization + (estimate - actual) / total:.3f}"
+            larger = utilization + (estimate - actual) / total
+            share = f" or raise --gpu-memory-utilization from {utilization:g} to {larger:.3f}"
         yield Observation(
             "graph estimate",
-            f"CUDA graphs were estimated at {estimate:g} GiB and took {actual:g}: {estimate - actual:.2f} GiB of KV cache were held back. "
-            f"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 gives them to the KV cache{share}; the {actual:g} GiB stay needed.",
+            f"CUDA graphs were estimated at {estimate:g} GiB and took {actual:g}: {estimate - actual:.2f} "
+            "GiB of KV cache were held back. "
+            f"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 gives them to the KV cache{share}; the {actual:g} "
+            "GiB stay needed.",
             _lines(start, "graph_estimate_gib", "graph_actual_gib", "graph_capture_gib"),
         )
     elif actual - estimate > GRAPH_GAP_GIB:
         yield Observation(
             "graph estimate",
-            f"CUDA graphs were estimated at {estimate:g} GiB but took {actual:g}: {actual - estimate:.2f} GiB came out of memory "
+            f"CUDA graphs were estimated at {estimate:g} GiB but took {actual:g}: {actual - estimate:.2f} "
+            "GiB came out of memory "
             "outside the requested share.",
             _lines(start, "graph_estimate_gib", "graph_actual_gib"),
         )
 
 
 def _tokens(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observation]:
-    tokens, concurrency, length = start.count("kv_tokens"), start.smallest("max_concurrency"), start.count("concurrency_tokens")
+    tokens, concurrency, length = (
+        start.count("kv_tokens"),
+        start.smallest("max_concurrency"),
+        start.count("concurrency_tokens"),
+    )
     if not (tokens and concurrency and length):
         return
     product = concurrency * length
     if abs(tokens - product) > 0.02 * product + 0.01 * length:
         yield Observation(
             "tokens and concurrency disagree",
-            f"{tokens:,} tokens, but {concurrency:g} x {length:,} = {product:,.0f}. For models with several kinds of layers, releases up to "
+            f"{tokens:,} tokens, but {concurrency:g} x {length:,} = {product:,.0f}. For models with several "
+            "kinds of layers, releases up to "
             "0.20.0 print blocks / groups x block size, which undercounts; the concurrency is right.",
             _lines(start, "kv_tokens", "max_concurrency"),
         )
@@ -130,7 +155,9 @@ def _padding(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observatio
     waste = start.largest("padding_waste_percent")
     if waste is not None and waste > 20:
         yield Observation(
-            "padding layers", f"Uneven layer groups waste up to {waste:g} % of the KV cache.", _lines(start, "padding_waste_percent")
+            "padding layers",
+            f"Uneven layer groups waste up to {waste:g} % of the KV cache.",
+            _lines(start, "padding_waste_percent"),
         )
 
 
@@ -138,7 +165,8 @@ def _hybrid(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observation
     if start.text("hybrid_disabled"):
         yield Observation(
             "hybrid KV cache manager off",
-            "Every layer is allocated for the full length, windows and compressed layers too: one request needs far more memory. A KV "
+            "Every layer is allocated for the full length, windows and compressed layers too: one request "
+            "needs far more memory. A KV "
             "connector (--kv-transfer-config) or --disable-hybrid-kv-cache-manager does that.",
             _lines(start, "hybrid_disabled"),
         )
@@ -149,12 +177,18 @@ def _latent(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observation
         return
     parallel = rebuilt.plan.engine.parallel
     specs = [group.spec for group in rebuilt.plan.kv_cache.groups]
-    flat = [s for spec in specs for s in (spec.specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else (spec,))]
+    flat = [
+        s
+        for spec in specs
+        for s in ([run.spec for run in spec.runs] if isinstance(spec, UniformTypeKVCacheSpecs) else [spec])
+    ]
     if flat and all(isinstance(spec, MLAAttentionSpec) for spec in flat) and parallel.dcp < parallel.tp:
         yield Observation(
             "latent KV cache",
-            f"This model's KV cache is one latent vector per token, held whole by each of the {parallel.tp} tensor-parallel ranks: more "
-            f"GPUs do not add tokens. --decode-context-parallel-size {parallel.tp} or data parallel attention multiplies them.",
+            f"This model's KV cache is one latent vector per token, held whole by each of the {parallel.tp} "
+            "tensor-parallel ranks: more "
+            f"GPUs do not add tokens. --decode-context-parallel-size {parallel.tp} or data parallel "
+            "attention multiplies them.",
         )
 
 
@@ -189,35 +223,60 @@ def _upgrade(start: StartRecord, earlier: Sequence[StartRecord]) -> Iterator[Obs
     for other in reversed(earlier):
         if other.model == start.model and other.version and start.version and other.version != start.version:
             rows = []
-            for field, words in (("available_kv_gib", "available GiB"), ("kv_tokens", "tokens"), ("max_concurrency", "concurrency")):
+            for field, words in (
+                ("available_kv_gib", "available GiB"),
+                ("kv_tokens", "tokens"),
+                ("max_concurrency", "concurrency"),
+            ):
                 before, after = other.smallest(field), start.smallest(field)
                 if before is not None and after is not None:
                     rows.append(f"{words} {before:,g} -> {after:,g}")
             if rows:
                 yield Observation(
                     "another release",
-                    f"vLLM {other.version} -> {start.version}: {', '.join(rows)}. Tokens are comparable only where both releases print them "
+                    f"vLLM {other.version} -> {start.version}: {', '.join(rows)}. Tokens are comparable "
+                    "only where both releases print them "
                     "alike; compare GiB, and the need of one request.",
-                    _lines(other, "available_kv_gib", "kv_tokens") + _lines(start, "available_kv_gib", "kv_tokens"),
+                    _lines(other, "available_kv_gib", "kv_tokens")
+                    + _lines(start, "available_kv_gib", "kv_tokens"),
                 )
             return
 
 
 _LOOKS: tuple[Callable[[StartRecord, Rebuilt | None], Iterator[Observation]], ...] = (
-    _shared_gpu, _loader, _offload, _encoder, _graph_estimate, _tokens, _padding, _hybrid, _latent, _unused, _survived,
-)  # fmt: skip
+    _shared_gpu,
+    _loader,
+    _offload,
+    _encoder,
+    _graph_estimate,
+    _tokens,
+    _padding,
+    _hybrid,
+    _latent,
+    _unused,
+    _survived,
+)
 
 
 def missing_lines(start: StartRecord) -> Iterator[str]:
     """What the log leaves out, and what would show it."""
     if start.largest("activation_peak_gib") is None and start.largest("available_kv_gib") is not None:
-        yield ("the profile's parts (activation peak, non-torch): vLLM prints them at DEBUG level only; start with "
-               "VLLM_LOGGING_LEVEL=DEBUG")  # fmt: skip
+        yield (
+            "the profile's parts (activation peak, non-torch): vLLM prints them at DEBUG level only; "
+            "start with "
+            "VLLM_LOGGING_LEVEL=DEBUG"
+        )
     if not start.non_default and not start.engine_config and not start.command:
-        yield "the engine's arguments (`non-default args`, `Initializing a V1 LLM engine`): the log begins after them"
+        yield (
+            "the engine's arguments (`non-default args`, `Initializing a V1 LLM engine`): the log begins "
+            "after them"
+        )
     for failure in start.failures:
         if failure.kind.value == "out_of_memory" and failure.phase.value == "unknown":
-            yield "the step that ran out of memory: neither a traceback nor earlier lines of the start are in the log"
+            yield (
+                "the step that ran out of memory: neither a traceback nor earlier lines of the start are in "
+                "the log"
+            )
             break
 
 
@@ -227,11 +286,14 @@ def logged_budget(start: StartRecord) -> str | None:
     parts = [
         f"{words} {value:g}"
         for field, words in (
-            ("weights_gib", "weights"), ("consumed_gib", "consumed"), ("activation_peak_gib", "activation peak"),
-            ("non_torch_gib", "non-torch"), ("graph_estimate_gib", "graph estimate"),
+            ("weights_gib", "weights"),
+            ("consumed_gib", "consumed"),
+            ("activation_peak_gib", "activation peak"),
+            ("non_torch_gib", "non-torch"),
+            ("graph_estimate_gib", "graph estimate"),
         )
         if (value := start.largest(field)) is not None
-    ]  # fmt: skip
+    ]
     if available is None and not parts:
         return None
     head = f"requested {requested:g} GiB: " if requested is not None else ""

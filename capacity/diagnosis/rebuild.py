@@ -63,7 +63,8 @@ class Rebuilt:
 
 
 def rebuild(start: StartRecord, given: Given) -> tuple[Rebuilt | None, tuple[str, ...], tuple[str, ...]]:
-    """(the run, what is missing for it, what was assumed). The run is None where something essential is missing."""
+    """(the run, what is missing for it, what was assumed). The run is None where something essential is
+    missing."""
     missing: list[str] = []
     assumed: list[str] = []
     release = choose_release(start, given, assumed)
@@ -87,7 +88,9 @@ def rebuild(start: StartRecord, given: Given) -> tuple[Rebuilt | None, tuple[str
     if isinstance(plan, RefusedPlan):
         missing.append(f"a plan of this run: {plan.verdict.message}")
         return None, tuple(missing), tuple(assumed)
-    rebuilt = Rebuilt(config=config, args=args, device=device, release=release, used_by_others_bytes=others, plan=plan)
+    rebuilt = Rebuilt(
+        config=config, args=args, device=device, release=release, used_by_others_bytes=others, plan=plan
+    )
     return rebuilt, tuple(missing), tuple(assumed)
 
 
@@ -96,7 +99,15 @@ def _plan(
 ) -> Plan | RefusedPlan:
     from vllm_capacity.planner import make_plan
 
-    return make_plan(config, args, device, release, release_source="the log", used_by_others_bytes=others, suggestions=False)
+    return make_plan(
+        config,
+        args,
+        device,
+        release,
+        release_source="the log",
+        used_by_others_bytes=others,
+        suggestions=False,
+    )
 
 
 def choose_release(start: StartRecord, given: Given, assumed: list[str]) -> Release:
@@ -105,7 +116,9 @@ def choose_release(start: StartRecord, given: Given, assumed: list[str]) -> Rele
     if version is None:
         if start.largest("weights_gib") is not None and start.largest("consumed_gib") is None:
             release = get_release("0.26.0")
-            assumed.append("vLLM's version is not in the log; its memory lines are those of 0.26.0 and before")
+            assumed.append(
+                "vLLM's version is not in the log; its memory lines are those of 0.26.0 and before"
+            )
         else:
             release = newest_release()
             assumed.append(f"vLLM's version is not in the log; planned with {release.version}")
@@ -133,7 +146,10 @@ def choose_device(start: StartRecord, given: Given, assumed: list[str], missing:
             return _with_total(device, total)
         return device
     if total is None:
-        missing.append("the GPU: no line gives its total memory (vLLM 0.11 to 0.25 print it at DEBUG level); name it with --gpu")
+        missing.append(
+            "the GPU: no line gives its total memory (vLLM 0.11 to 0.25 print it at DEBUG level); name it "
+            "with --gpu"
+        )
         return None
     derived = printed_total_bytes(start) is None
     # A share of two digits over a small utilisation can be off by much more than the total's own rounding.
@@ -148,11 +164,18 @@ def choose_device(start: StartRecord, given: Given, assumed: list[str], missing:
     if start.text("flash_attention") in ("3", "FA3"):
         fitting = [device for device in fitting if device.sm == 90] or fitting
     best = min(fitting, key=lambda device: ("MIG" in device.name, abs(device.cuda_total_bytes - total)))
-    other_kinds = {d.sm: d.name for d in sorted(fitting, key=lambda d: -len(d.name)) if d.sm != best.sm and "MIG" not in d.name}
+    other_kinds = {
+        d.sm: d.name
+        for d in sorted(fitting, key=lambda d: -len(d.name))
+        if d.sm != best.sm and "MIG" not in d.name
+    }
     names = sorted(other_kinds.values())
     if names:
-        assumed.append(f"a GPU with {total / GIB:.2f} GiB may be {best.name} or {', '.join(names)}; planned as {best.name} "
-                       "(--gpu says which)")  # fmt: skip
+        assumed.append(
+            f"a GPU with {total / GIB:.2f} GiB may be {best.name} or {', '.join(names)}; planned "
+            f"as {best.name} "
+            "(--gpu says which)"
+        )
     return best if derived else _with_total(best, total)
 
 
@@ -207,7 +230,9 @@ def _config(start: StartRecord, given: Given, missing: list[str]) -> ModelConfig
         return None
 
 
-def engine_args(start: StartRecord, release: Release, assumed: list[str], missing: list[str]) -> EngineArgs | None:
+def engine_args(
+    start: StartRecord, release: Release, assumed: list[str], missing: list[str]
+) -> EngineArgs | None:
     """The log's flags as `EngineArgs`; flags the release does not have are named and left out."""
     from vllm_capacity.inputs.command_line import parse_command_line
     from vllm_capacity.inputs.engine_args import parse_engine_args
@@ -222,18 +247,29 @@ def engine_args(start: StartRecord, release: Release, assumed: list[str], missin
         except CapacityError as error:
             assumed.append(f"the command line in the log could not be read: {error}")
     if not start.non_default:
-        values = {flag: start.engine_config[name] for name, flag in _CONFIG_FLAGS.items() if name in start.engine_config}
+        values = {
+            flag: start.engine_config[name]
+            for name, flag in _CONFIG_FLAGS.items()
+            if name in start.engine_config
+        }
         if not values and not start.engine_config:
-            assumed.append("no line gives the engine's arguments; vLLM's defaults are taken where no other line says more")
+            assumed.append(
+                "no line gives the engine's arguments; vLLM's defaults are taken where no other line says "
+                "more"
+            )
     known = flags_for(release)
-    flags = {name: value for name, value in values.items() if name in known and name not in ("model", "config")}
+    flags = {
+        name: value for name, value in values.items() if name in known and name not in ("model", "config")
+    }
     flags["usage"] = "server" if _is_server(start) else "offline"
     flags["allow_unmodelled"] = True
     while True:
         try:
             args = parse_engine_args(flags, release=release)
         except InputError as error:
-            culprit = next((name for name in flags if name.replace("_", "-") in str(error) or name in str(error)), None)
+            culprit = next(
+                (name for name in flags if name.replace("_", "-") in str(error) or name in str(error)), None
+            )
             if culprit is None or culprit in ("usage", "allow_unmodelled"):
                 missing.append(f"the engine's arguments: {error}")
                 return None
@@ -247,7 +283,9 @@ def _with_logged(args: EngineArgs, start: StartRecord) -> EngineArgs:
     """Settings that other lines print, where the arguments leave them open."""
     utilization = start.largest("utilization")
     if utilization is None:
-        utilization = next((float(f.values["utilization"]) for f in start.failures if "utilization" in f.values), None)
+        utilization = next(
+            (float(f.values["utilization"]) for f in start.failures if "utilization" in f.values), None
+        )
     if args.gpu_memory_utilization is None and utilization and 0 < utilization <= 1:
         args = replace(args, gpu_memory_utilization=utilization)
     tokens = start.count("batched_tokens")
@@ -255,7 +293,9 @@ def _with_logged(args: EngineArgs, start: StartRecord) -> EngineArgs:
         args = replace(args, max_num_batched_tokens=tokens)
     length = start.count("max_model_len_tokens") or start.count("concurrency_tokens")
     if length is None:
-        length = next((int(f.values["request_tokens"]) for f in start.failures if "request_tokens" in f.values), None)
+        length = next(
+            (int(f.values["request_tokens"]) for f in start.failures if "request_tokens" in f.values), None
+        )
     if args.max_model_len is None and length:
         args = replace(args, max_model_len=length)
     return args
@@ -265,8 +305,11 @@ def _is_server(start: StartRecord) -> bool:
     return (
         start.command is not None
         or any("APIServer" in name for name in start.processes)
-        or "version" in start.evidence and "API server" in start.evidence["version"].text
-        or any(name in start.non_default for name in ("model_tag", "host", "port", "served_model_name", "api_server_count"))
+        or ("version" in start.evidence and "API server" in start.evidence["version"].text)
+        or any(
+            name in start.non_default
+            for name in ("model_tag", "host", "port", "served_model_name", "api_server_count")
+        )
         or not start.non_default
     )
 

@@ -1,19 +1,20 @@
 """Changes that would help, each with its effect in numbers, cheapest for the user first.
 
-Where the run could be rebuilt, a change is planned again and the difference is added to what the log shows, so that an error of
+Where the run could be rebuilt, a change is planned again and the difference is added to what the log shows,
+so that an error of
 the plan's level cancels. Where it could not, only what follows from the log's own figures is offered.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vllm_capacity.diagnosis.causes import Basis, Finding, Remedy, RuntimeCause
+from vllm_capacity.diagnosis.log_remedies import LATE, logged_remedies
 from vllm_capacity.diagnosis.margins import BUDGET, budget_margin, margin
-from vllm_capacity.diagnosis.rebuild import Rebuilt, logged_free_gib, logged_total_bytes
+from vllm_capacity.diagnosis.rebuild import Rebuilt, logged_free_gib
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import CapacityError, Reason
 from vllm_capacity.logs.failures import Phase
@@ -24,9 +25,6 @@ from vllm_capacity.units import GIB, MIB, gib
 MOST = 6
 WORTH_BYTES = 32 * MIB
 
-_LATE = frozenset({Phase.KV_ALLOCATION, Phase.GRAPH_CAPTURE, Phase.SAMPLER_WARMUP, Phase.KERNEL_WARMUP, Phase.REQUEST})
-"""Steps at which the KV cache exists: a smaller share makes room."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Change:
@@ -36,10 +34,15 @@ class _Change:
 
 
 def remedies(start: StartRecord, finding: Finding, rebuilt: Rebuilt | None) -> tuple[Remedy, ...]:
-    """Those that make it work first, in the order of what they cost; then those that help without being enough."""
+    """Those that make it work first, in the order of what they cost; then those that help without being
+    enough."""
     found = _best_per_flag(_planned(start, finding, rebuilt)) if rebuilt else []
     flags = {remedy.flags[:1] for remedy in found}
-    found += [remedy for remedy in _logged(start, finding) if remedy.flags[:1] not in flags or not remedy.flags]
+    found += [
+        remedy
+        for remedy in logged_remedies(start, finding)
+        if remedy.flags[:1] not in flags or not remedy.flags
+    ]
     found.sort(key=lambda remedy: 0 if remedy.starts else 1 if remedy.starts is None else 2)
     return tuple(found[:MOST])
 
@@ -49,18 +52,26 @@ def _best_per_flag(found: Iterator[Remedy]) -> list[Remedy]:
     best: dict[str, Remedy] = {}
     for remedy in found:
         known = best.get(remedy.flags[0])
-        if known is None or (not known.starts and (remedy.starts or (remedy.frees_bytes or 0) > (known.frees_bytes or 0))):
+        if known is None or (
+            not known.starts and (remedy.starts or (remedy.frees_bytes or 0) > (known.frees_bytes or 0))
+        ):
             best[remedy.flags[0]] = remedy
     return list(best.values())
 
 
-# -- planned again -----------------------------------------------------------------------------------------------------
+# -- planned again
+# -----------------------------------------------------------------------------------------------------
 
 
 def _planned(start: StartRecord, finding: Finding, rebuilt: Rebuilt) -> Iterator[Remedy]:
     plan = rebuilt.plan
-    if finding.cause in (Reason.UNSUPPORTED_BY_RELEASE, RuntimeCause.HOST_MEMORY, RuntimeCause.SHARED_MEMORY,
-                         RuntimeCause.MEMORY_CHANGED, RuntimeCause.WORKSPACE_LOCKED):  # fmt: skip
+    if finding.cause in (
+        Reason.UNSUPPORTED_BY_RELEASE,
+        RuntimeCause.HOST_MEMORY,
+        RuntimeCause.SHARED_MEMORY,
+        RuntimeCause.MEMORY_CHANGED,
+        RuntimeCause.WORKSPACE_LOCKED,
+    ):
         return
     if finding.cause is RuntimeCause.KV_CACHE_FULL:
         yield from _more_cache(start, finding, rebuilt)
@@ -88,7 +99,9 @@ def _planned(start: StartRecord, finding: Finding, rebuilt: Rebuilt) -> Iterator
         )
 
 
-def _replanned(start: StartRecord, finding: Finding, rebuilt: Rebuilt, base: int = 0) -> Iterator[tuple[_Change, Plan]]:
+def _replanned(
+    start: StartRecord, finding: Finding, rebuilt: Rebuilt, base: int = 0
+) -> Iterator[tuple[_Change, Plan]]:
     for change in _changes(start, finding, rebuilt, base):
         try:
             other = rebuilt.again(change.args)
@@ -110,15 +123,24 @@ def _more_cache(start: StartRecord, finding: Finding, rebuilt: Rebuilt) -> Itera
         tokens = round(logged * other.kv_cache.tokens / plan.kv_cache.tokens)
         if tokens > logged * 1.02:
             found.append(
-                Remedy(change=change.words, flags=change.flags, frees_bytes=frees, spare_bytes=None, starts=True, basis=Basis.PLANNED,
-                       effect=f"{logged:,} -> {tokens:,} tokens of KV cache"
-                       + (f" ({gib(frees)} more)" if frees >= WORTH_BYTES else " in as much memory"), kv_tokens=tokens)
-            )  # fmt: skip
+                Remedy(
+                    change=change.words,
+                    flags=change.flags,
+                    frees_bytes=frees,
+                    spare_bytes=None,
+                    starts=True,
+                    basis=Basis.PLANNED,
+                    effect=f"{logged:,} -> {tokens:,} tokens of KV cache"
+                    + (f" ({gib(frees)} more)" if frees >= WORTH_BYTES else " in as much memory"),
+                    kv_tokens=tokens,
+                )
+            )
     yield from found
 
 
 def _more_blocks(finding: Finding, rebuilt: Rebuilt) -> Iterator[Remedy]:
-    """State blocks after a change: the logged number plus what the plan gains, against the sequences of a batch."""
+    """State blocks after a change: the logged number plus what the plan gains, against the sequences of a
+    batch."""
     plan = rebuilt.plan
     logged = finding.figures.get("mamba_blocks")
     blocks = int(logged) if isinstance(logged, (int, float)) else plan.kv_cache.num_blocks
@@ -131,10 +153,16 @@ def _more_blocks(finding: Finding, rebuilt: Rebuilt) -> Iterator[Remedy]:
         if not enough and frees < WORTH_BYTES:
             continue
         yield Remedy(
-            change=change.words, flags=change.flags, frees_bytes=frees, spare_bytes=None, starts=enough, basis=Basis.PLANNED,
-            effect=f"{after:,} state blocks for {sequences:,} sequences; " + ("starts" if enough else f"{sequences - after:,} still missing"),
+            change=change.words,
+            flags=change.flags,
+            frees_bytes=frees,
+            spare_bytes=None,
+            starts=enough,
+            basis=Basis.PLANNED,
+            effect=f"{after:,} state blocks for {sequences:,} sequences; "
+            + ("starts" if enough else f"{sequences - after:,} still missing"),
             kv_tokens=other.kv_cache.tokens if enough else None,
-        )  # fmt: skip
+        )
 
 
 def _base(start: StartRecord, finding: Finding, plan: Plan, planned: int) -> int:
@@ -181,13 +209,25 @@ def _changes(start: StartRecord, finding: Finding, rebuilt: Rebuilt, base: int) 
     if cause is Reason.ONE_REQUEST_DOES_NOT_FIT:
         longest = finding.figures.get("estimated_max_len") or plan.verdict.max_model_len_that_fits
         if longest and int(longest) < plan.kv_cache.max_model_len:
-            yield _Change("shorter requests", ("--max-model-len", str(int(longest))), replace(args, max_model_len=int(longest)))
+            yield _Change(
+                "shorter requests",
+                ("--max-model-len", str(int(longest))),
+                replace(args, max_model_len=int(longest)),
+            )
     blocks = finding.figures.get("mamba_blocks")
     if cause is Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS and blocks:
-        yield _Change("fewer sequences a batch", ("--max-num-seqs", str(int(blocks))), replace(args, max_num_seqs=int(blocks)))
+        yield _Change(
+            "fewer sequences a batch",
+            ("--max-num-seqs", str(int(blocks))),
+            replace(args, max_num_seqs=int(blocks)),
+        )
     for sequences in (256, 128, 64, 16):
         if engine.max_num_seqs > sequences:
-            yield _Change("fewer sequences a batch", ("--max-num-seqs", str(sequences)), replace(args, max_num_seqs=sequences))
+            yield _Change(
+                "fewer sequences a batch",
+                ("--max-num-seqs", str(sequences)),
+                replace(args, max_num_seqs=sequences),
+            )
     for tokens in (8192, 4096, 2048):
         if engine.max_num_batched_tokens > tokens >= min(engine.max_num_seqs, tokens):
             changed = replace(args, max_num_batched_tokens=tokens)
@@ -199,7 +239,11 @@ def _changes(start: StartRecord, finding: Finding, rebuilt: Rebuilt, base: int) 
         others = {**args.others, "max_loras": 1}
         yield _Change("one adapter at a time", ("--max-loras", "1"), replace(args, others=others))
     if plan.architecture.is_multimodal and not args.other("language_model_only"):
-        yield _Change("no images or videos", ("--language-model-only",), replace(args, others={**args.others, "language_model_only": True}))  # fmt: skip
+        yield _Change(
+            "no images or videos",
+            ("--language-model-only",),
+            replace(args, others={**args.others, "language_model_only": True}),
+        )
     sizes = engine.cudagraph_capture_sizes
     if sizes and max(sizes) > 64 and phase in (Phase.GRAPH_CAPTURE, Phase.GRAPH_ESTIMATE, Phase.MINIMAL_KV):
         yield _Change(
@@ -207,55 +251,89 @@ def _changes(start: StartRecord, finding: Finding, rebuilt: Rebuilt, base: int) 
             ("--max-cudagraph-capture-size", "64"),
             replace(args, max_cudagraph_capture_size=64, cudagraph_capture_sizes=None),
         )
-    if (cause in BUDGET or cause is RuntimeCause.KV_CACHE_FULL) and engine.kv_cache_dtype in ("auto", "bfloat16", "float16"):
+    if (cause in BUDGET or cause is RuntimeCause.KV_CACHE_FULL) and engine.kv_cache_dtype in (
+        "auto",
+        "bfloat16",
+        "float16",
+    ):
         yield _Change("8-bit KV cache", ("--kv-cache-dtype", "fp8"), replace(args, kv_cache_dtype="fp8"))
     if not engine.enforce_eager and phase is not Phase.LOAD:
-        yield _Change("no compilation, no graphs: slower", ("--enforce-eager",), replace(args, enforce_eager=True))
+        yield _Change(
+            "no compilation, no graphs: slower", ("--enforce-eager",), replace(args, enforce_eager=True)
+        )
     if phase in (Phase.LOAD, Phase.REPACK, Phase.UNKNOWN, Phase.PROFILE) or cause in BUDGET:
         missing = math.ceil(max(-base, 0) / GIB) + 1
         if not args.other("cpu_offload_gb") and cause is not Reason.ONE_REQUEST_DOES_NOT_FIT:
             others = {**args.others, "cpu_offload_gb": missing}
-            yield _Change("weights on the host: slow", ("--cpu-offload-gb", str(missing)), replace(args, others=others))
+            yield _Change(
+                "weights on the host: slow", ("--cpu-offload-gb", str(missing)), replace(args, others=others)
+            )
     tp = engine.parallel.tp
     if tp < 8 and cause not in (Reason.FREE_BELOW_REQUESTED, RuntimeCause.NCCL_OUT_OF_MEMORY):
-        yield _Change("twice the GPUs", ("--tensor-parallel-size", str(2 * tp)), replace(args, tensor_parallel_size=2 * tp))
+        yield _Change(
+            "twice the GPUs",
+            ("--tensor-parallel-size", str(2 * tp)),
+            replace(args, tensor_parallel_size=2 * tp),
+        )
 
 
-def _shares(start: StartRecord, finding: Finding, rebuilt: Rebuilt, base: int, total: int) -> Iterator[_Change]:
+def _shares(
+    start: StartRecord, finding: Finding, rebuilt: Rebuilt, base: int, total: int
+) -> Iterator[_Change]:
     """The utilisation, or the KV bytes, that is just enough."""
     args, utilization = rebuilt.args, rebuilt.plan.engine.gpu_memory_utilization
     fixed = args.kv_cache_memory_bytes
     if finding.cause is RuntimeCause.KV_CACHE_FULL:
         limit = _limit(start, rebuilt.plan, total)
         if limit > utilization and not fixed:
-            yield _Change("all that is free", ("--gpu-memory-utilization", f"{limit:g}"), replace(args, gpu_memory_utilization=limit))
+            yield _Change(
+                "all that is free",
+                ("--gpu-memory-utilization", f"{limit:g}"),
+                replace(args, gpu_memory_utilization=limit),
+            )
         return
-    if finding.phase in _LATE and finding.cause is not Reason.ONE_REQUEST_DOES_NOT_FIT:
+    if finding.phase in LATE and finding.cause is not Reason.ONE_REQUEST_DOES_NOT_FIT:
         short = max(-base, 0)
         if fixed:
             smaller = (fixed - short - 64 * MIB) // MIB * MIB
             if smaller > 0:
-                yield _Change("a smaller KV cache", ("--kv-cache-memory-bytes", str(smaller)),
-                              replace(args, kv_cache_memory_bytes=smaller))  # fmt: skip
+                yield _Change(
+                    "a smaller KV cache",
+                    ("--kv-cache-memory-bytes", str(smaller)),
+                    replace(args, kv_cache_memory_bytes=smaller),
+                )
             return
         lower = math.floor((utilization - short / total) * 100 - 1e-9) / 100
         if 0 < lower < utilization:
-            yield _Change("a smaller KV cache", ("--gpu-memory-utilization", f"{lower:g}"),
-                          replace(args, gpu_memory_utilization=lower))  # fmt: skip
+            yield _Change(
+                "a smaller KV cache",
+                ("--gpu-memory-utilization", f"{lower:g}"),
+                replace(args, gpu_memory_utilization=lower),
+            )
         return
     limit = _limit(start, rebuilt.plan, total)
     if finding.cause is Reason.FREE_BELOW_REQUESTED:
         if 0 < limit < utilization:
-            yield _Change("ask for no more than is free", ("--gpu-memory-utilization", f"{limit:g}"),
-                          replace(args, gpu_memory_utilization=limit))  # fmt: skip
+            yield _Change(
+                "ask for no more than is free",
+                ("--gpu-memory-utilization", f"{limit:g}"),
+                replace(args, gpu_memory_utilization=limit),
+            )
         return
     if finding.cause in BUDGET and not fixed and finding.phase is not Phase.PROFILE:
         wanted = math.ceil((utilization + max(-base, 0) / total) * 1000 + 1e-9) / 1000
         if utilization < wanted <= limit:
-            yield _Change("a larger share", ("--gpu-memory-utilization", f"{wanted:g}"),
-                          replace(args, gpu_memory_utilization=wanted))  # fmt: skip
+            yield _Change(
+                "a larger share",
+                ("--gpu-memory-utilization", f"{wanted:g}"),
+                replace(args, gpu_memory_utilization=wanted),
+            )
     if finding.cause is Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS and limit > utilization:
-        yield _Change("all that is free", ("--gpu-memory-utilization", f"{limit:g}"), replace(args, gpu_memory_utilization=limit))
+        yield _Change(
+            "all that is free",
+            ("--gpu-memory-utilization", f"{limit:g}"),
+            replace(args, gpu_memory_utilization=limit),
+        )
 
 
 def _limit(start: StartRecord, plan: Plan, total: int) -> float:
@@ -264,168 +342,3 @@ def _limit(start: StartRecord, plan: Plan, total: int) -> float:
     if free is not None:
         return math.floor(free * GIB / total * 1000) / 1000
     return math.floor((plan.verdict.max_utilization or 0.0) * 1000) / 1000
-
-
-# -- from the log alone ------------------------------------------------------------------------------------------------
-
-
-def _logged(start: StartRecord, finding: Finding) -> Iterator[Remedy]:
-    total, values = logged_total_bytes(start), finding.figures
-    utilization = _float(values, "utilization") or start.largest("utilization") or _flag(start, "gpu_memory_utilization")
-    cause = finding.cause
-    if cause is Reason.FREE_BELOW_REQUESTED:
-        yield from _free_below(values, total)
-    elif cause is Reason.ONE_REQUEST_DOES_NOT_FIT:
-        longest = _float(values, "estimated_max_len") or _float(values, "held_tokens")
-        if longest:
-            yield _remedy("shorter requests", ("--max-model-len", f"{longest:.0f}"), None, 0, True,
-                          "the longest request that fits, by vLLM's own estimate; starts with one such request filling the cache")
-        yield from _larger_share(start, finding, utilization, total)
-    elif cause is Reason.NO_KV_MEMORY and finding.phase is not Phase.PROFILE:
-        yield from _larger_share(start, finding, utilization, total)
-    elif cause is Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS:
-        blocks = _float(values, "mamba_blocks")
-        if blocks:
-            yield _remedy("fewer sequences a batch", ("--max-num-seqs", f"{blocks:.0f}"), None, None, True,
-                          f"{blocks:.0f} state blocks hold {blocks:.0f} sequences; starts")
-    elif cause is Reason.SAMPLER_WARMUP:
-        yield from _fewer_rows(start, values)
-    elif cause is RuntimeCause.KV_CACHE_FULL:
-        yield from _full_cache(start)
-    elif cause is RuntimeCause.SHARED_MEMORY:
-        need = _float(values, "required_mib")
-        size = f"{math.ceil((need or 0) / 1024) + 1}g" if need else "8g"
-        yield _remedy("a larger /dev/shm", ("--shm-size", size), None, None, None,
-                      f"an option of `docker run`; {need:,.0f} MiB are asked for" if need else "an option of `docker run`")
-    elif cause is RuntimeCause.MEMORY_CHANGED:
-        yield _remedy("start again once the other process is gone", (), None, None, None,
-                      "nothing in vLLM's settings is at fault; start engines on one GPU one after another")
-    elif cause is RuntimeCause.REQUEST_OUT_OF_MEMORY and values.get("grows_with") == "max_num_batched_tokens":
-        yield from _smaller_chunks(start, values)
-    elif cause is RuntimeCause.WORKSPACE_LOCKED:
-        yield from _workspace(start, finding)
-    if finding.missing_bytes and finding.phase in _LATE and total and utilization:
-        yield from _smaller_share(finding, utilization, total)
-    if finding.phase in (Phase.GRAPH_CAPTURE, Phase.GRAPH_ESTIMATE, Phase.MINIMAL_KV):
-        wanted = _float(values, "tried_bytes")
-        yield _remedy("no compilation, no graphs: slower", ("--enforce-eager",), None if wanted is None else int(wanted), None, True,
-                      "the step that failed is left out" + (f": its {wanted / MIB:,.2f} MiB are not asked for" if wanted else ""))
-
-
-def _remedy(change: str, flags: tuple[str, ...], frees: int | None, spare: int | None, starts: bool | None, effect: str) -> Remedy:
-    return Remedy(change=change, flags=flags, frees_bytes=frees, spare_bytes=spare, starts=starts, basis=Basis.LOGGED, effect=effect)
-
-
-def _free_below(values: Mapping[str, Any], total: int | None) -> Iterator[Remedy]:
-    free, requested = _float(values, "free_at_start_gib"), _float(values, "requested_gib")
-    if free is None or requested is None or not total:
-        return
-    limit = math.floor(free * GIB / total * 1000) / 1000
-    spare = round(free * GIB) - math.ceil(limit * total)
-    yield _remedy("ask for no more than is free", ("--gpu-memory-utilization", f"{limit:g}"), math.ceil(requested * GIB) - math.ceil(limit * total), spare, True,
-                  f"asks for {limit * total / GIB:.2f} of the {free:g} GiB that are free; passes this check with {gib(max(spare, 0))} to spare")
-    short = requested - free
-    yield _remedy("stop what else uses the GPU", (), None, None, None,
-                  f"`nvidia-smi` lists it; {short:.2f} GiB have to become free for the share that is set")
-
-
-def _larger_share(start: StartRecord, finding: Finding, utilization: float | None, total: int | None) -> Iterator[Remedy]:
-    missing = finding.missing_bytes
-    if not (missing and utilization and total):
-        return
-    wanted = math.ceil((utilization + missing / total) * 1000 + 1e-9) / 1000
-    free = logged_free_gib(start)
-    limit = math.floor(free * GIB / total * 1000) / 1000 if free is not None else 1.0
-    one = finding.cause is Reason.ONE_REQUEST_DOES_NOT_FIT
-    gained = math.ceil(wanted * total) - math.ceil(utilization * total)
-    flags = ("--gpu-memory-utilization", f"{wanted:g}")
-    if wanted > limit:
-        yield _remedy("a larger share", flags, gained, None, False,
-                      f"{gib(missing)} more would be needed, but at most {limit:g} of the GPU is free: this alone cannot help")
-    elif one:
-        yield _remedy("a larger share", flags, gained, gained - missing, True,
-                      f"adds {gib(gained)} to the KV cache; starts with {gib(gained - missing)} to spare, if as much is free")
-    else:
-        yield _remedy("a larger share", flags, gained, None, None,
-                      f"adds {gib(gained)}: the least at which any KV cache is left; one request needs more on top")
-
-
-def _smaller_share(finding: Finding, utilization: float, total: int) -> Iterator[Remedy]:
-    missing = finding.missing_bytes or 0
-    lower = math.floor((utilization - missing / total) * 100 - 1e-9) / 100
-    if lower <= 0:
-        return
-    frees = math.ceil(utilization * total) - math.ceil(lower * total)
-    yield _remedy("a smaller KV cache", ("--gpu-memory-utilization", f"{lower:g}"), frees, frees - missing, True,
-                  f"takes {gib(frees)} from the KV cache; {gib(frees - missing)} to spare for the allocation that failed")
-
-
-def _fewer_rows(start: StartRecord, values: Mapping[str, Any]) -> Iterator[Remedy]:
-    """The failing tensor has one row per sequence: its size is proportional (v1/worker/gpu_model_runner.py: _dummy_sampler_run)."""
-    rows = _float(values, "dummy_requests") or _flag(start, "max_num_seqs")
-    tried, free = _float(values, "tried_bytes"), _float(values, "free_bytes")
-    if not rows or tried is None:
-        return
-    for sequences in (256, 128, 64):
-        if sequences < rows:
-            needed = round(tried * sequences / rows)
-            spare = None if free is None else round(free) - needed
-            yield _remedy("fewer sequences a batch", ("--max-num-seqs", str(sequences)), round(tried) - needed, spare,
-                          None if spare is None else spare >= 0,
-                          f"the tensor that failed shrinks from {tried / MIB:,.2f} to {needed / MIB:,.2f} MiB"
-                          + (f"; {gib(spare)} to spare" if spare is not None and spare >= 0 else ""))
-
-
-def _smaller_chunks(start: StartRecord, values: Mapping[str, Any]) -> Iterator[Remedy]:
-    """Log-probabilities of a prompt take one row of the vocabulary per token of the chunk."""
-    tokens = _flag(start, "max_num_batched_tokens") or start.count("batched_tokens")
-    tried, free = _float(values, "tried_bytes"), _float(values, "free_bytes")
-    if not tokens or tried is None or free is None:
-        return
-    smaller = int(tokens)
-    while smaller > 256 and tried * smaller / tokens > free:
-        smaller //= 2
-    needed = round(tried * smaller / tokens)
-    yield _remedy("fewer tokens a batch", ("--max-num-batched-tokens", str(smaller)), round(tried) - needed, round(free) - needed,
-                  needed <= free, f"the rows that failed shrink from {tried / MIB:,.2f} to at most {needed / MIB:,.2f} MiB of the "
-                  f"{free / MIB:,.2f} MiB that were free")
-
-
-def _workspace(start: StartRecord, finding: Finding) -> Iterator[Remedy]:
-    needed, current = _float(finding.figures, "workspace_required_mib"), _float(finding.figures, "workspace_mib")
-    tokens = _flag(start, "max_num_batched_tokens") or start.count("batched_tokens")
-    if needed and current and tokens:
-        fitting = int(tokens * current / needed) // 256 * 256
-        if fitting > 0:
-            yield _remedy("fewer tokens a batch", ("--max-num-batched-tokens", str(fitting)), None, None, None,
-                          f"at {fitting:,} tokens the same step needs at most {needed * fitting / tokens:,.2f} MB of the locked {current:,.2f} MB, "
-                          "if the need is proportional to the batch")
-    yield _remedy("show who asks for it", ("VLLM_DEBUG_WORKSPACE=1",), None, None, None,
-                  "logs each resize with its caller and size, so that the batch that did it can be reported")
-
-
-def _full_cache(start: StartRecord) -> Iterator[Remedy]:
-    concurrency, length = start.smallest("max_concurrency"), start.count("concurrency_tokens")
-    running, tokens = start.running, start.count("kv_tokens")
-    if concurrency and concurrency >= 1:
-        fitting = max(int(concurrency), 1)
-        if fitting < running.running_max:
-            yield _remedy("fewer requests at once", ("--max-num-seqs", str(fitting)), None, None, True,
-                          f"{fitting} requests of {length or 0:,} tokens always fit, so none is preempted; up to {running.running_max} ran")
-    equivalent, suggested = start.smallest("utilization"), start.smallest("suggested_utilization")
-    total = logged_total_bytes(start)
-    if suggested and equivalent and total and suggested <= 0.99:
-        gained = math.ceil((suggested - equivalent) * total)
-        more = f", about {tokens * gained / (start.smallest('available_kv_gib') or 1) / GIB:,.0f} tokens" if tokens and start.smallest("available_kv_gib") else ""
-        yield _remedy("a larger share", ("--gpu-memory-utilization", f"{suggested:.4f}"), gained, None, None,
-                      f"vLLM's own suggestion: {gib(gained)} more KV cache{more}")
-
-
-def _float(values: Mapping[str, Any], name: str) -> float | None:
-    value = values.get(name)
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def _flag(start: StartRecord, name: str) -> float | None:
-    value = start.non_default.get(name)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

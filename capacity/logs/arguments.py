@@ -1,6 +1,8 @@
-"""The arguments that vLLM prints: `non-default args: {...}` and `Initializing a V1 LLM engine (v...) with config: ...`.
+"""The arguments that vLLM prints: `non-default args: {...}` and `Initializing a V1 LLM engine (v...) with
+config: ...`.
 
-Both are Python reprs with objects in them (`<CUDAGraphMode.FULL: 2>`, `CompilationConfig(...)`), so nothing is evaluated:
+Both are Python reprs with objects in them (`<CUDAGraphMode.FULL: 2>`, `CompilationConfig(...)`), so nothing
+is evaluated:
 text is split at its own commas, literals are read as literals, and the rest stays text.
 """
 
@@ -114,4 +116,4 @@ def as_flag_values(non_default: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_object(value: Any) -> bool:
-    return isinstance(value, str) and ("(" in value and "=" in value or value.startswith("<"))
+    return isinstance(value, str) and (("(" in value and "=" in value) or value.startswith("<"))

@@ -1,4 +1,5 @@
-"""What goes wrong in a log: vLLM's refusals, out-of-memory messages of every kind, and the step they happened in."""
+"""What goes wrong in a log: vLLM's refusals, out-of-memory messages of every kind, and the step they
+happened in."""
 
 from __future__ import annotations
 
@@ -94,7 +95,9 @@ def phase_of_frames(functions: list[str]) -> Phase | None:
 
 
 _NAMED = tuple(
-    (name, phase) for name, phase in _FRAMES if name not in ("step", "load_weights", "kernel_warmup", "load_model")
+    (name, phase)
+    for name, phase in _FRAMES
+    if name not in ("step", "load_weights", "kernel_warmup", "load_model")
 )
 
 
@@ -112,7 +115,10 @@ def phase_of_words(text: str) -> Phase | None:
 _PHASE_SENTENCES = (
     (re.compile(r"warming up (?:sampler|pooler)|sampler warm-?up", re.IGNORECASE), Phase.SAMPLER_WARMUP),
     (re.compile(r"graph capture|Capturing CUDA graphs?", re.IGNORECASE), Phase.GRAPH_CAPTURE),
-    (re.compile(r"not enough GPU memory.*(?:load|model)|loading (?:the )?weights", re.IGNORECASE), Phase.LOAD),
+    (
+        re.compile(r"not enough GPU memory.*(?:load|model)|loading (?:the )?weights", re.IGNORECASE),
+        Phase.LOAD,
+    ),
 )
 
 
@@ -154,11 +160,14 @@ _OTHER_PROCESS = re.compile(r"Process \d+ has " + _SIZE + r" memory in use")
 _DEVICE = re.compile(r"GPU (\d+) has a total|\(GPU (\d+);|on device (\d+)")
 _PLAIN_OOM = re.compile(r"trying to allocate (\d+) bytes \(free: (\d+), total: (\d+)\)")
 _OOM = re.compile(
-    r"out of memory[.:]? Tried to allocate|Tried to allocate [\d.]+ [KMG]i?B|OutOfMemoryError|CUDA out of memory(?! occurred)|"
+    r"out of memory[.:]? Tried to allocate|Tried to allocate [\d.]+ [KMG]i?B|OutOfMemoryError|CUDA out of "
+    r"memory(?! occurred)|"
     r"HIP out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|"
     r"memory allocation failed with OOM|trying to allocate \d+ bytes \(free:|CUDA_ERROR_OUT_OF_MEMORY"
 )
-_WARMUP = re.compile(r"out of memory occurred when warming up (sampler|pooler)(?: \(task=\S+\))? with (\d+) dummy")
+_WARMUP = re.compile(
+    r"out of memory occurred when warming up (sampler|pooler)(?: \(task=\S+\))? with (\d+) dummy"
+)
 
 
 def _oom(text: str) -> Found | None:
@@ -177,7 +186,9 @@ def _oom(text: str) -> Found | None:
         values["other_processes_bytes"] = sum(others)
     plain = _PLAIN_OOM.search(text)
     if plain:
-        values["tried_bytes"], values["free_bytes"], values["total_bytes"] = (int(part[:18]) for part in plain.groups())
+        values["tried_bytes"], values["free_bytes"], values["total_bytes"] = (
+            int(part[:18]) for part in plain.groups()
+        )
     device = _DEVICE.search(text)
     if device:
         values["device_index"] = int(next(part for part in device.groups() if part)[:6])
@@ -191,48 +202,122 @@ def _refusal(reason: Reason, pattern: str, *fields: str) -> tuple[Reason, re.Pat
 
 
 REFUSALS = (
-    _refusal(Reason.FREE_BELOW_REQUESTED,
-             r"Free memory on device (?:(\S+) )?\(<F>/<F> GiB\) on startup is less than desired GPU memory utilization \(<F>, <F> GiB\)",
-             "device_text", "free_at_start_gib", "total_gib", "utilization", "requested_gib"),
+    _refusal(
+        Reason.FREE_BELOW_REQUESTED,
+        r"Free memory on device (?:(\S+) )?\(<F>/<F> GiB\) on startup is less than desired GPU memory "
+        r"utilization \(<F>, <F> GiB\)",
+        "device_text",
+        "free_at_start_gib",
+        "total_gib",
+        "utilization",
+        "requested_gib",
+    ),
     _refusal(Reason.NO_KV_MEMORY, r"No available memory for the cache blocks|No KV cache room"),
-    _refusal(Reason.NO_KV_MEMORY, r"multimodal GPU decoding reserves <F> GiB \(<F> GiB raw-frame budget, <F> GiB decoder cache budget\), "
-             r"but only <F> GiB is available", "mm_reserved_gib", "mm_frames_gib", "mm_decoder_gib", "available_kv_gib"),
-    _refusal(Reason.ONE_REQUEST_DOES_NOT_FIT,
-             r"(?:max seq len \(<N>\),? )?\(?<F> Gi?B KV cache is needed(?:, which is larger than the available KV cache memory "
-             r"\(<F> Gi?B\))?", "request_tokens", "needed_gib", "available_kv_gib"),
-    _refusal(Reason.ONE_REQUEST_DOES_NOT_FIT,
-             r"max seq len \(<N>\) (?:is )?larger than (?:the maximum number of tokens that can be stored in |\.\.\. ?)?(?:the )?KV cache "
-             r"\(<N>\)", "request_tokens", "held_tokens"),
-    _refusal(Reason.ONE_REQUEST_DOES_NOT_FIT, r"\b<N>(?: tokens)? needs? <F> GiB.*?(?=estimated maximum model length|refuses)",
-             "request_tokens", "needed_gib"),
+    _refusal(
+        Reason.NO_KV_MEMORY,
+        r"multimodal GPU decoding reserves <F> GiB \(<F> GiB raw-frame budget, "
+        r"<F> GiB decoder cache budget\), "
+        r"but only <F> GiB is available",
+        "mm_reserved_gib",
+        "mm_frames_gib",
+        "mm_decoder_gib",
+        "available_kv_gib",
+    ),
+    _refusal(
+        Reason.ONE_REQUEST_DOES_NOT_FIT,
+        r"(?:max seq len \(<N>\),? )?\(?<F> Gi?B KV cache is needed(?:, which is larger than the "
+        r"available KV cache memory "
+        r"\(<F> Gi?B\))?",
+        "request_tokens",
+        "needed_gib",
+        "available_kv_gib",
+    ),
+    _refusal(
+        Reason.ONE_REQUEST_DOES_NOT_FIT,
+        r"max seq len \(<N>\) (?:is )?larger than (?:the maximum number of tokens that can be stored "
+        r"in |\.\.\. ?)?(?:the )?KV cache "
+        r"\(<N>\)",
+        "request_tokens",
+        "held_tokens",
+    ),
+    _refusal(
+        Reason.ONE_REQUEST_DOES_NOT_FIT,
+        r"\b<N>(?: tokens)? needs? <F> GiB.*?(?=estimated maximum "
+        r"model length|refuses)",
+        "request_tokens",
+        "needed_gib",
+    ),
     _refusal(Reason.ONE_REQUEST_DOES_NOT_FIT, r"Cannot auto-fit max_model_len: not enough GPU memory"),
-    _refusal(Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS,
-             r"max_num_seqs \(<N>\) exceeds available Mamba cache blocks \(<N>\)", "max_num_seqs", "mamba_blocks"),
-    _refusal(Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS, r"available Mamba (?:cache )?blocks <N>.*fails", "mamba_blocks"),
-    _refusal(Reason.INVALID_LAYOUT, r"must be divisible by tensor parallel size|not divisible by tensor parallel|"
-             r"is not divisible by weight quantization block|World size \(?\d+\)? is larger than the number of available GPUs|"
-             r"Tensor parallel size \(\d+\) exceeds available GPUs"),
-    _refusal(Reason.UNSUPPORTED_BY_RELEASE,
-             r"Model architectures \[.*?\] (?:are not supported for now|failed to be inspected)"),
-)  # fmt: skip
+    _refusal(
+        Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS,
+        r"max_num_seqs \(<N>\) exceeds available Mamba cache blocks \(<N>\)",
+        "max_num_seqs",
+        "mamba_blocks",
+    ),
+    _refusal(
+        Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS,
+        r"available Mamba (?:cache )?blocks <N>.*fails",
+        "mamba_blocks",
+    ),
+    _refusal(
+        Reason.INVALID_LAYOUT,
+        r"must be divisible by tensor parallel size|not divisible by tensor "
+        r"parallel|"
+        r"is not divisible by weight quantization block|World size \(?\d+\)? is larger than the number "
+        r"of available GPUs|"
+        r"Tensor parallel size \(\d+\) exceeds available GPUs",
+    ),
+    _refusal(
+        Reason.UNSUPPORTED_BY_RELEASE,
+        r"Model architectures \[.*?\] (?:are not supported for now|failed to be inspected)",
+    ),
+)
 _ESTIMATE = re.compile(r"estimated maximum model length is " + N)
 
 _OTHERS: tuple[tuple[FailureKind, re.Pattern[str], tuple[str, ...]], ...] = (
-    (FailureKind.WORKSPACE_LOCKED, re.compile(r"Workspace is locked but allocation from '([^']*)' requires " + F + r" MB, current size is " + F
-                                              + " MB"), ("workspace_caller_text", "workspace_required_mib", "workspace_mib")),
+    (
+        FailureKind.WORKSPACE_LOCKED,
+        re.compile(
+            r"Workspace is locked but allocation from '([^']*)' "
+            r"requires " + F + r" MB, current size is " + F + " MB"
+        ),
+        ("workspace_caller_text", "workspace_required_mib", "workspace_mib"),
+    ),
     (FailureKind.NCCL_OUT_OF_MEMORY, re.compile(r"Cuda failure (?:2 )?'out of memory'"), ()),
-    (FailureKind.SHARED_MEMORY, re.compile(r"Insufficient space in (\S+?)(?: for .+?)?: " + F + r" MiB required, " + F + " MiB free"),
-     ("path_text", "required_mib", "free_mib")),
+    (
+        FailureKind.SHARED_MEMORY,
+        re.compile(
+            r"Insufficient space in (\S+?)(?: for .+?)?: " + F + r" MiB requi"
+            r"red, " + F + " MiB free"
+        ),
+        ("path_text", "required_mib", "free_mib"),
+    ),
     (FailureKind.SHARED_MEMORY, re.compile(r"No space left on device.*?/dev/shm|Bus error|bus error"), ()),
-    (FailureKind.MEMORY_CHANGED, re.compile(r"Error in memory profiling\. Initial (?:free|used) memory " + F
-                                            + r"(?: GiB)?, current(?:ly)? (?:free|used) memory " + F),
-     ("free_at_start_gib", "free_now_gib")),
-    (FailureKind.HOST_MEMORY, re.compile(r"DefaultCPUAllocator: (?:can't|not enough memory)|Cannot allocate memory|OOMKilled|"
-                                         r"exit(?:ed with)? code -?(?:9|137)\b|\bdied with.*SIGKILL|cudaErrorHostMemory"), ()),
-)  # fmt: skip
+    (
+        FailureKind.MEMORY_CHANGED,
+        re.compile(
+            r"Error in memory profiling\. Initial (?:free|used) memory "
+            + F
+            + r"(?: GiB)?, current(?:ly)? (?:free|used) memory "
+            + F
+        ),
+        ("free_at_start_gib", "free_now_gib"),
+    ),
+    (
+        FailureKind.HOST_MEMORY,
+        re.compile(
+            r"DefaultCPUAllocator: (?:can't|not enough memory)|Cannot allocate "
+            r"memory|OOMKilled|"
+            r"exit(?:ed with)? code -?(?:9|137)\b|\bdied "
+            r"with.*SIGKILL|cudaErrorHostMemory"
+        ),
+        (),
+    ),
+)
 
 MAY_FAIL = re.compile(
-    r"memory|max seq len|Mamba|locked|space|divisible|larger than|not supported|failed|us error|alloc|needs?|Killed|code|"
+    r"memory|max seq len|Mamba|locked|space|divisible|larger than|not supported|failed|us "
+    r"error|alloc|needs?|Killed|code|"
     r"OOM|OutOfMemory|SIGKILL|exceeds|No KV cache room",
 )
 """A cheap test: no failure without one of these."""
@@ -246,7 +331,9 @@ def read_failure(text: str) -> Found | None:
         match = pattern.search(text)
         if match:
             values: dict[str, Value] = {
-                name: _number(name, part) for name, part in zip(fields, match.groups(), strict=True) if part is not None
+                name: _number(name, part)
+                for name, part in zip(fields, match.groups(), strict=True)
+                if part is not None
             }
             estimate = _ESTIMATE.search(text)
             if estimate:
@@ -255,13 +342,20 @@ def read_failure(text: str) -> Found | None:
     for kind, pattern, fields in _OTHERS:
         match = pattern.search(text)
         if match:
-            return Found(kind, None, {name: _number(name, part) for name, part in zip(fields, match.groups(), strict=True)})
+            return Found(
+                kind,
+                None,
+                {name: _number(name, part) for name, part in zip(fields, match.groups(), strict=True)},
+            )
     found = _oom(text)
     if found is None:
         estimate = _ESTIMATE.search(text)
         if estimate and ("is larger than" in text or "refuses" in text):
-            return Found(FailureKind.REFUSAL, Reason.ONE_REQUEST_DOES_NOT_FIT,
-                         {"estimated_max_len": int(estimate[1].replace(",", ""))})  # fmt: skip
+            return Found(
+                FailureKind.REFUSAL,
+                Reason.ONE_REQUEST_DOES_NOT_FIT,
+                {"estimated_max_len": int(estimate[1].replace(",", ""))},
+            )
     return found
 
 

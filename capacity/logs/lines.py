@@ -21,7 +21,8 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line without its prefixes. `process` is vLLM's own name ('Worker_TP0', 'EngineCore'), `pid` its id."""
+    """One line without its prefixes. `process` is vLLM's own name ('Worker_TP0', 'EngineCore'), `pid` its
+    id."""
 
     number: int
     text: str
@@ -66,7 +67,8 @@ def _read(stream: BinaryIO) -> bytes:
 
 
 def split_bytes(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    """(line number, text): a carriage return ends a text, not a line, so that a progress bar counts as one line."""
+    """(line number, text): a carriage return ends a text, not a line, so that a progress bar counts as one
+    line."""
     number, rest, overlong = 1, b"", False
     for chunk in chunks(stream):
         pieces = (rest + chunk).split(b"\n")
@@ -94,7 +96,9 @@ def _texts(number: int, piece: bytes) -> Iterator[tuple[int, str]]:
             yield number, part
 
 
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+)
 _DOCKER_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload")
 _CARRIER = re.compile(
     r"""^\s*(?:
@@ -108,7 +112,8 @@ _CARRIER = re.compile(
     re.VERBOSE,
 )
 _PROCESS = re.compile(
-    r"^\s*\(?(?P<name>(?:[A-Z][A-Za-z]*(?:Core|Worker|Server|Proc|Process|Client|Engine|Coordinator)?\w*|Worker|pid=\S+)"
+    r"^\s*\(?(?P<name>(?:[A-Z][A-Za-z]*(?:Core|Worker|Server|Proc|Process|Client|Engine|Coordinator)?\w*|Wor"
+    r"ker|pid=\S+)"
     r"(?:\s+rank=\d+)?)\s+pid=(?P<pid>\d+)(?:,\s*ip=[\w.:]+)?\)\s?"
 )
 _HEADER = re.compile(
@@ -160,6 +165,8 @@ def _unwrap_json(text: str) -> str:
 def clean_lines(stream: BinaryIO) -> Iterator[Line]:
     """Clean lines of a plain or gzip stream."""
     for number, text in split_bytes(stream):
+        if "HTTP/1." in text and '"' in text:
+            continue  # the access log: most of a long log, and nothing about memory
         yield from _split_carriage(number, clean(number, text))
 
 
@@ -179,6 +186,15 @@ def _split_carriage(number: int, line: Line) -> Iterator[Line]:
     for part in re.split(r"[\r\n]+", line.text):
         if part:
             inner = clean(number, part)
-            yield inner if inner.process or not line.process else Line(
-                number, inner.text, line.process, line.pid, inner.level or line.level, inner.file or line.file
+            yield (
+                inner
+                if inner.process or not line.process
+                else Line(
+                    number,
+                    inner.text,
+                    line.process,
+                    line.pid,
+                    inner.level or line.level,
+                    inner.file or line.file,
+                )
             )

@@ -1,4 +1,5 @@
-"""Figures as people retell them: issue reports and summaries that shorten vLLM's lines ("KV cache available 0.98 GiB").
+"""Figures as people retell them: issue reports and summaries that shorten vLLM's lines ("KV cache available
+0.98 GiB").
 
 Tried only on lines that carry no log header and that hold none of vLLM's own formats.
 """
@@ -18,14 +19,22 @@ PROSE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
         ("consumed", r"[Ww]eights \+ non-torch:? <F> Gi?B", ("consumed_gib",)),
         ("weights", r"\b[Ww]eights(?:/GPU| on GPU| take)?:? <F> Gi?B", ("weights_gib",)),
         ("weights", r"\b<F> Gi?B (?:of )?weights", ("weights_gib",)),
-        ("available", r"KV(?: cache)?(?: available| reported at startup:)?:? <F> Gi?B", ("available_kv_gib",)),
+        (
+            "available",
+            r"KV(?: cache)?(?: available| reported at startup:)?:? <F> Gi?B",
+            ("available_kv_gib",),
+        ),
         ("available", r"(?<![\d.])<F> GiB (?:of )?(?:KV\b|available|remaining)", ("available_kv_gib",)),
         ("available", r": <F> GiB / [\d,]+ tokens", ("available_kv_gib",)),
         ("tokens", r"KV cache size(?: as reported at startup)?:? <N>\b", ("kv_tokens",)),
         ("tokens", r"KV cache:? <N> tokens", ("kv_tokens",)),
         ("tokens", r"[Cc]acheable tokens:? <N>", ("kv_tokens",)),
         ("tokens", r"(?:(?:->|/|, |pool of|[Cc]ontext:) ?|^|~)(?<![\d,])<N> tok(?:ens)?\b", ("kv_tokens",)),
-        ("concurrency", r"<X> (?:max(?:imum)? )?concurrency(?: at <N>)?", ("max_concurrency", "concurrency_tokens")),
+        (
+            "concurrency",
+            r"<X> (?:max(?:imum)? )?concurrency(?: at <N>)?",
+            ("max_concurrency", "concurrency_tokens"),
+        ),
         ("concurrency", r"[Cc]oncurrency:? <X>", ("max_concurrency",)),
         ("concurrency", r"/ <X> at \d", ("max_concurrency",)),
         ("context", r"\bContext <N> tok", ("concurrency_tokens",)),

@@ -8,7 +8,14 @@ from typing import Any, BinaryIO
 
 from vllm_capacity.errors import Reason
 from vllm_capacity.logs.arguments import parse_engine_config, parse_non_default
-from vllm_capacity.logs.failures import FailureKind, Found, Phase, phase_of_frames, phase_of_words, read_failure
+from vllm_capacity.logs.failures import (
+    FailureKind,
+    Found,
+    Phase,
+    phase_of_frames,
+    phase_of_words,
+    read_failure,
+)
 from vllm_capacity.logs.formats import Value, read_line
 from vllm_capacity.logs.lines import Line, clean_lines, clean_texts
 from vllm_capacity.logs.prose import read_prose
@@ -118,7 +125,8 @@ class LogReader:
         if self._start is not None and line.level == "DEBUG":
             self._start.debug = True
 
-    # -- starts ------------------------------------------------------------------------------------------------
+    # -- starts
+    # ------------------------------------------------------------------------------------------------
 
     def _current(self, line: Line) -> StartRecord:
         return self._start if self._start is not None else self._new_start(line)
@@ -172,7 +180,8 @@ class LogReader:
         if isinstance(model, str) and start.model is None:
             start.model = model[:300]
 
-    # -- figures -----------------------------------------------------------------------------------------------
+    # -- figures
+    # -----------------------------------------------------------------------------------------------
 
     def _figures(self, line: Line, kind: str, values: dict[str, Value]) -> None:
         if kind == "api_version" and (self._engines or self._has_args):
@@ -198,7 +207,12 @@ class LogReader:
             old = getattr(figures, field)
             if field in _SMALLEST and old is not None and isinstance(value, (int, float)) and value >= old:
                 continue
-            if field == "workspace_mib" and old is not None and isinstance(value, (int, float)) and value < old:
+            if (
+                field == "workspace_mib"
+                and old is not None
+                and isinstance(value, (int, float))
+                and value < old
+            ):
                 continue
             setattr(figures, field, value[:KEPT_TEXT] if isinstance(value, str) else value)
             start.evidence[field] = _evidence(line)
@@ -206,7 +220,8 @@ class LogReader:
         if isinstance(version, str) and start.version is None:
             start.version = version[:60]
 
-    # -- failures ----------------------------------------------------------------------------------------------
+    # -- failures
+    # ----------------------------------------------------------------------------------------------
 
     def _traceback(self, line: Line) -> bool:
         text = line.text
@@ -245,15 +260,28 @@ class LogReader:
             known.count += 1
             better = source in ("traceback", "message") and known.phase_from in ("progress", "")
             if (not known.frames and frames) or better:
-                known.frames, known.phase, known.phase_from, known.reason = frames or known.frames, phase, source, reason
+                known.frames, known.phase, known.phase_from, known.reason = (
+                    frames or known.frames,
+                    phase,
+                    source,
+                    reason,
+                )
             for name, value in found.values.items():
                 known.values.setdefault(name, value)
             return
         if len(start.failures) < KEPT_FAILURES:
             start.failures.append(
-                Failure(kind=found.kind, reason=reason, phase=phase, phase_from=source, values=found.values,
-                        frames=frames, process=line.process, evidence=_evidence(line))
-            )  # fmt: skip
+                Failure(
+                    kind=found.kind,
+                    reason=reason,
+                    phase=phase,
+                    phase_from=source,
+                    values=found.values,
+                    frames=frames,
+                    process=line.process,
+                    evidence=_evidence(line),
+                )
+            )
 
     def _reached(self, line: Line, start: StartRecord) -> Phase:
         """How far the process came; progress bars carry no prefix and count for every process."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-
 from vllm_capacity.errors import Reason
 from vllm_capacity.logs.failures import FailureKind, Phase
 

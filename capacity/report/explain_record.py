@@ -1,4 +1,5 @@
-"""A log as a validation record: what a run without the probe still tells (`validate/record.py` has the schema)."""
+"""A log as a validation record: what a run without the probe still tells (`validate/record.py` has the
+schema)."""
 
 from __future__ import annotations
 
@@ -15,11 +16,14 @@ from vllm_capacity.units import GIB
 if TYPE_CHECKING:
     from vllm_capacity.validate.record import RankRecord, RunRecord
 
-_NO_FLAGS = frozenset({"model", "model_tag", "host", "port", "api_key", "served_model_name", "allowed_origins", "ssl_keyfile"})
+_NO_FLAGS = frozenset(
+    {"model", "model_tag", "host", "port", "api_key", "served_model_name", "allowed_origins", "ssl_keyfile"}
+)
 
 
 def run_record(diagnosis: Diagnosis, rebuilt: Rebuilt | None) -> RunRecord:
-    """The record of a log's last start. GiB of two digits become bytes: good to 5 MiB, which `origin` says."""
+    """The record of a log's last start. GiB of two digits become bytes: good to 5 MiB, which `origin`
+    says."""
     from vllm_capacity.validate.logs import anonymous, memory_lines
     from vllm_capacity.validate.record import Printed, RunRecord, RunRequest
 
@@ -42,7 +46,11 @@ def run_record(diagnosis: Diagnosis, rebuilt: Rebuilt | None) -> RunRecord:
         reason=finding.cause.value if finding is not None else None,
         error=None
         if finding is None
-        else {"phase": finding.phase.value, "type": finding.cause.value, "message": anonymous(finding.evidence[0].text)},
+        else {
+            "phase": finding.phase.value,
+            "type": finding.cause.value,
+            "message": anonymous(finding.evidence[0].text),
+        },
         phase=start.phase.value,
         versions={"vllm": start.version},
         engine={"model": start.model, **flags},
@@ -53,9 +61,13 @@ def run_record(diagnosis: Diagnosis, rebuilt: Rebuilt | None) -> RunRecord:
         ),
         ranks=[
             _rank(index, figures)
-            for index, figures in enumerate(f for f in start.processes.values() if f.model_loading_gib or f.available_kv_gib)
+            for index, figures in enumerate(
+                f for f in start.processes.values() if f.model_loading_gib or f.available_kv_gib
+            )
         ],
-        log=memory_lines(start.evidence[name].text for name in sorted(start.evidence, key=lambda n: start.evidence[n].line)),
+        log=memory_lines(
+            start.evidence[name].text for name in sorted(start.evidence, key=lambda n: start.evidence[n].line)
+        ),
         origin=f"a log read by `vllm-capacity explain` {__version__}; figures printed in GiB with two digits",
     )
     if rebuilt is not None:
@@ -69,7 +81,7 @@ def _status(diagnosis: Diagnosis) -> Any:
     from vllm_capacity.validate.record import RunStatus
 
     kinds = {failure.kind for failure in diagnosis.start.failures}
-    if diagnosis.came_up or diagnosis.finding is None and diagnosis.start.count("kv_tokens"):
+    if diagnosis.came_up or (diagnosis.finding is None and diagnosis.start.count("kv_tokens")):
         return RunStatus.OK
     if FailureKind.REFUSAL in kinds:
         return RunStatus.REFUSED

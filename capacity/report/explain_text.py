@@ -21,7 +21,11 @@ def explain_lines(record: LogRecord, diagnosis: Diagnosis) -> Iterator[str]:
     start = diagnosis.start
     finding = diagnosis.finding
     if finding is None:
-        yield "Nothing is wrong in this log." if diagnosis.came_up else "No error in this log, but the start does not end in it."
+        yield (
+            "Nothing is wrong in this log."
+            if diagnosis.came_up
+            else "No error in this log, but the start does not end in it."
+        )
     else:
         yield f"{finding.headline}."
         component = f", component {finding.component.value}" if finding.component else ""
@@ -97,7 +101,9 @@ def _wrapped(text: str, first: str, rest: str | None = None) -> Iterator[str]:
     import textwrap
 
     rest = first if rest is None else rest
-    yield from textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) or []
+    yield from (
+        textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) or []
+    )
 
 
 def diagnosis_to_dict(record: LogRecord, diagnosis: Diagnosis) -> dict[str, Any]:
@@ -110,7 +116,8 @@ def diagnosis_to_dict(record: LogRecord, diagnosis: Diagnosis) -> dict[str, Any]
         "finding": None if diagnosis.finding is None else _finding_dict(diagnosis.finding),
         "remedies": [asdict(remedy) for remedy in diagnosis.remedies],
         "observations": [
-            {"topic": o.topic, "text": o.text, "evidence": [e.model_dump() for e in o.evidence]} for o in diagnosis.observations
+            {"topic": o.topic, "text": o.text, "evidence": [e.model_dump() for e in o.evidence]}
+            for o in diagnosis.observations
         ],
         "predicted": [asdict(row) for row in diagnosis.predicted],
         "missing": list(diagnosis.missing),

@@ -1,4 +1,5 @@
-"""Scenario logs (tests/data/logs/scenarios): cause, component, evidence, figures, and remedies that hold when planned again."""
+"""Scenario logs (tests/data/logs/scenarios): cause, component, evidence, figures, and remedies that hold
+when planned again."""
 
 from __future__ import annotations
 
@@ -95,7 +96,11 @@ def test_no_remedy_without_a_number(name: str) -> None:
     for remedy in answer(name)[0].remedies:
         if remedy.flags and remedy.flags[0].startswith("--gpu-memory-utilization"):
             assert re.fullmatch(r"0\.\d+|1", remedy.flags[1])
-        if remedy.flags and remedy.flags[0] not in ("--enforce-eager", "VLLM_DEBUG_WORKSPACE=1", "--language-model-only"):
+        if remedy.flags and remedy.flags[0] not in (
+            "--enforce-eager",
+            "VLLM_DEBUG_WORKSPACE=1",
+            "--language-model-only",
+        ):
             assert re.search(r"\d", " ".join(remedy.flags[1:])), remedy
         if remedy.basis is Basis.PLANNED:
             assert re.search(r"\d", remedy.effect), remedy
@@ -103,7 +108,8 @@ def test_no_remedy_without_a_number(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_planned_remedy_holds_when_planned_again(name: str) -> None:
-    """The flags as printed, parsed by vLLM's rules and planned: the freed bytes are those that were promised."""
+    """The flags as printed, parsed by vLLM's rules and planned: the freed bytes are those that were
+    promised."""
     diagnosis, run = answer(name)
     finding = diagnosis.finding
     if finding is None or run is None:
@@ -112,7 +118,9 @@ def test_a_planned_remedy_holds_when_planned_again(name: str) -> None:
         if remedy.basis is not Basis.PLANNED or remedy.spare_bytes is None:
             continue
         flags = parse_flags(remedy.flags, release=run.release)
-        plan = run.again(merge_engine_args(run.args, {**flags, "allow_unmodelled": True}, release=run.release))
+        plan = run.again(
+            merge_engine_args(run.args, {**flags, "allow_unmodelled": True}, release=run.release)
+        )
         assert isinstance(plan, Plan)
         before, after = (margin(p, finding.cause, finding.phase) for p in (run.plan, plan))
         assert after - before == remedy.frees_bytes
@@ -126,9 +134,12 @@ def test_the_page_of_the_scenario_quotes_the_error(name: str) -> None:
     """A person finds the page by the text of the error, and the report names it."""
     finding = answer(name)[0].finding
     assert finding is not None
-    page = DOCS / Path(finding.page).name
-    text = page.read_text(encoding="utf-8")
-    assert finding.cause.value in text
+    page = (DOCS / Path(finding.page).name).read_text(encoding="utf-8")
+    assert f"`{finding.cause.value}`" in page
+    words = re.findall(r"\w+", page)
+    shared = {" ".join(words[i : i + 3]) for i in range(len(words) - 2)}
+    log = re.findall(r"\w+", " ".join(evidence.text for evidence in finding.evidence))
+    assert any(" ".join(log[i : i + 3]) in shared for i in range(len(log) - 2))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -143,8 +154,15 @@ def test_report_and_json_can_be_written(name: str) -> None:
         assert data["finding"]["cause"] == EXPECTED[name]["cause"]
 
 
-@pytest.mark.parametrize("name", ["carrier_kubectl.log", "carrier_docker_json.log", "carrier_compose_colours.log",
-                                  "carrier_interleaved_ranks.log"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "carrier_kubectl.log",
+        "carrier_docker_json.log",
+        "carrier_compose_colours.log",
+        "carrier_interleaved_ranks.log",
+    ],
+)
 def test_a_carrier_changes_nothing(name: str) -> None:
     plain, carried = answer("sampler_warmup.log")[0], answer(name)[0]
     assert plain.finding is not None
@@ -161,16 +179,21 @@ def test_the_last_start_counts() -> None:
     assert diagnosis.finding.figures["free_at_start_gib"] == 62.0
 
 
-_BUDGET = re.compile(r"Total non KV cache memory: ([\d.]+)GiB; torch peak memory increase: ([\d.]+)GiB; non-torch forward increase memory: "
-                     r"([\d.]+)GiB; weights memory: ([\d.]+)GiB")  # fmt: skip
+_BUDGET = re.compile(
+    r"Total non KV cache memory: ([\d.]+)GiB; torch peak memory increase: ([\d.]+)GiB; "
+    r"non-torch forward increase memory: "
+    r"([\d.]+)GiB; weights memory: ([\d.]+)GiB"
+)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.endswith(".log")])
 def test_scenarios_are_possible_by_vllms_formulas(name: str) -> None:
-    """requested = total x share; non-KV = weights + peak + non-torch; available = requested - non-KV - graph estimate."""
+    """requested = total x share; non-KV = weights + peak + non-torch; available = requested - non-KV - graph
+    estimate."""
     text = (FOLDER / name).read_text(encoding="utf-8")
     for total, share, requested in re.findall(
-        r"/([\d.]+) GiB\) on startup(?: is less than desired GPU memory utilization|\. Desired GPU memory utilization is) \(([\d.]+), ([\d.]+) GiB",
+        r"/([\d.]+) GiB\) on startup(?: is less than desired GPU memory utilization|\. Desired GPU memory "
+        r"utilization is) \(([\d.]+), ([\d.]+) GiB",
         text,
     ):
         assert float(requested) == pytest.approx(float(total) * float(share), abs=0.0051)

@@ -1,14 +1,15 @@
 """Every line about memory that vLLM 0.10 to 0.33 can print is read with all its figures.
 
-The lines are made by filling vLLM's own format strings, read from 31 wheels by `tools/extract_log_formats.py`.
+The lines are made by filling vLLM's own format strings, read from 31 wheels by
+`tools/extract_log_formats.py`.
 """
 
 from __future__ import annotations
 
 import pytest
 from logs_samples import Sample, data, samples
-from vllm_capacity.logs.formats import FORMATS, read_line
 from vllm_capacity.logs.failures import FailureKind, read_failure
+from vllm_capacity.logs.formats import FORMATS, read_line
 from vllm_capacity.logs.reader import read_lines
 from vllm_capacity.logs.record import Figures, Running
 
@@ -37,7 +38,9 @@ def test_all_figures_of_a_vllm_line_are_read(sample: Sample) -> None:
     assert set(sample.figures) <= {float(value) for value in found if not isinstance(value, str)}, sample.text
 
 
-@pytest.mark.parametrize("sample", [s for s in ALL if s.figures], ids=lambda s: f"{s.name}-{s.releases[0]}-{s.level}")
+@pytest.mark.parametrize(
+    "sample", [s for s in ALL if s.figures], ids=lambda s: f"{s.name}-{s.releases[0]}-{s.level}"
+)
 def test_figures_reach_the_record(sample: Sample) -> None:
     """Nothing that a line's pattern finds is dropped on the way into the typed record."""
     record = read_lines(sample.text.split("\n"))
@@ -118,7 +121,9 @@ _MEANING = {
 }
 
 
-@pytest.mark.parametrize(("key", "field"), _MEANING.items(), ids=lambda v: "-".join(v) if isinstance(v, tuple) else v)
+@pytest.mark.parametrize(
+    ("key", "field"), _MEANING.items(), ids=lambda v: "-".join(v) if isinstance(v, tuple) else v
+)
 def test_a_figure_is_stored_under_what_vllm_prints_there(key: tuple[str, str], field: str) -> None:
     """vLLM's own expression in the format string says what the figure is."""
     name, expression = key
@@ -130,7 +135,9 @@ def test_a_figure_is_stored_under_what_vllm_prints_there(key: tuple[str, str], f
         start = read_lines(sample.text.split("\n")).last
         assert start is not None
         expected = sample.printed[expression]
-        assert getattr(start.processes[""], field) == pytest.approx(float(expected.replace(",", ""))), sample.text
+        assert getattr(start.processes[""], field) == pytest.approx(float(expected.replace(",", ""))), (
+            sample.text
+        )
     assert checked
 
 
@@ -138,16 +145,34 @@ def test_every_release_is_covered() -> None:
     facts = data()
     assert facts["releases"][0] == OLDEST
     assert facts["releases"][-1] == NEWEST
-    for name in ("model_loading", "available_kv", "capacity", "graph_capture", "profile_result", "refused_request",
-                 "refused_no_blocks", "oom_sampler", "summary", "engine_config"):  # fmt: skip
+    for name in (
+        "model_loading",
+        "available_kv",
+        "capacity",
+        "graph_capture",
+        "profile_result",
+        "refused_request",
+        "refused_no_blocks",
+        "oom_sampler",
+        "summary",
+        "engine_config",
+    ):
         covered = {release for row in facts["lines"][name] for release in row["releases"]}
         assert covered == set(facts["releases"]), name
 
 
 def test_every_field_of_a_pattern_has_a_place_in_the_record() -> None:
-    places = set(Figures.model_fields) | {"kv_usage_percent", "running_reqs", "waiting_reqs", "swapped_reqs", "preempted_requests",
-                                          "prompt_tokens_per_second", "generation_tokens_per_second", "prefix_hit_percent",
-                                          "cpu_kv_usage_percent"}  # fmt: skip
+    places = set(Figures.model_fields) | {
+        "kv_usage_percent",
+        "running_reqs",
+        "waiting_reqs",
+        "swapped_reqs",
+        "preempted_requests",
+        "prompt_tokens_per_second",
+        "generation_tokens_per_second",
+        "prefix_hit_percent",
+        "cpu_kv_usage_percent",
+    }
     for item in FORMATS:
         if item.kind.startswith("iteration"):
             continue

@@ -1,4 +1,5 @@
-"""Lines quoted in public issues, recipes and sweeps (tests/data/logs/public_quotes.jsonl): figures and causes."""
+"""Lines quoted in public issues, recipes and sweeps (tests/data/logs/public_quotes.jsonl): figures and
+causes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from vllm_capacity.logs.record import StartRecord
 
 QUOTES = [
     json.loads(line)
-    for line in (Path(__file__).parents[1] / "data" / "logs" / "public_quotes.jsonl").read_text(encoding="utf-8").splitlines()
+    for line in (Path(__file__).parents[1] / "data" / "logs" / "public_quotes.jsonl")
+    .read_text(encoding="utf-8")
+    .splitlines()
 ]
 
 TABLE_ROWS = {"pub-067", "pub-069", "pub-072", "pub-073", "pub-186"}
@@ -46,7 +49,9 @@ def figures_of(start: StartRecord, name: str) -> set[float]:
     for field in SAME.get(name, (name,)):
         if hasattr(start.processes.get("", StartRecord()), field):
             found |= set(start.values(field))
-        found |= {float(f.values[field]) for f in start.failures if isinstance(f.values.get(field), (int, float))}
+        found |= {
+            float(f.values[field]) for f in start.failures if isinstance(f.values.get(field), (int, float))
+        }
     return found
 
 
@@ -94,7 +99,8 @@ def cause_of(text: str) -> tuple[str | None, Confidence | None]:
 
 @pytest.mark.parametrize("row", FAILED, ids=lambda row: row["id"])
 def test_the_cause_agrees_with_outcome_and_notes(row: dict[str, Any]) -> None:
-    """From the quoted lines alone: the right cause, or none, or an out-of-memory error whose step is left open."""
+    """From the quoted lines alone: the right cause, or none, or an out-of-memory error whose step is left
+    open."""
     cause, confidence = cause_of(row["quote"])
     if row["id"] in SILENT:
         assert cause is None
@@ -132,5 +138,7 @@ def test_plain_allocator_message_is_read_whole() -> None:
     start = record_of(row["quote"]).last
     assert start is not None
     assert start.failures[0].values == {
-        "tried_bytes": 2097152, "free_bytes": 2031616, "total_bytes": 23661248512,
-    }  # fmt: skip
+        "tried_bytes": 2097152,
+        "free_bytes": 2031616,
+        "total_bytes": 23661248512,
+    }

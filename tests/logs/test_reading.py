@@ -35,7 +35,8 @@ AVAILABLE = "Available KV cache memory: 61.66 GiB"
         "(EngineCore_DP3 pid=1234) INFO 04-22 10:11:12 [gpu_worker.py:440] ",
         "(VllmWorker rank=0 pid=1234) INFO 04-22 10:11:12 [gpu_worker.py:440] ",
         "(RayWorkerWrapper pid=1234, ip=10.0.0.2) INFO 04-22 10:11:12 [gpu_worker.py:440] ",
-        "\x1b[0;36m(EngineCore pid=9)\x1b[0;0m \x1b[32mINFO\x1b[0m 04-22 10:11:12 [\x1b[90mgpu_worker.py\x1b[0m:440] ",
+        "\x1b[0;36m(EngineCore pid=9)\x1b[0;0m \x1b[32mINFO\x1b[0m 04-22 10:11:12 "
+        "[\x1b[90mgpu_worker.py\x1b[0m:440] ",
         "[pod/vllm-0/server] (EngineCore pid=9) INFO 04-22 10:11:12 [gpu_worker.py:440] ",
         "2026-04-22T10:11:12.123456789Z (EngineCore pid=9) INFO 04-22 10:11:12 [gpu_worker.py:440] ",
         "2026-04-22T10:11:12.123456789Z stderr F (EngineCore pid=9) INFO 04-22 10:11:12 [gpu_worker.py:440] ",
@@ -53,7 +54,12 @@ def test_prefixes_are_taken_off(prefix: str) -> None:
 
 
 def test_processes_are_kept_apart() -> None:
-    start = read_lines([f"(Worker_TP{rank} pid={rank + 5}) Available KV cache memory: {60 + rank}.5 GiB" for rank in range(4)]).last
+    start = read_lines(
+        [
+            f"(Worker_TP{rank} pid={rank + 5}) Available KV cache memory: {60 + rank}.5 GiB"
+            for rank in range(4)
+        ]
+    ).last
     assert start is not None
     assert start.processes.keys() == {f"Worker_TP{rank}" for rank in range(4)}
     assert (start.smallest("available_kv_gib"), start.largest("available_kv_gib")) == (60.5, 63.5)
@@ -62,16 +68,26 @@ def test_processes_are_kept_apart() -> None:
 def test_tracebacks_of_interleaved_ranks_are_kept_apart() -> None:
     frames = {0: "capture_model", 1: "load_model"}
     lines = [f"(Worker_TP{rank} pid={rank}) Traceback (most recent call last):" for rank in frames]
-    lines += [f'(Worker_TP{rank} pid={rank})   File "a.py", line 1, in {name}' for rank, name in frames.items()]
-    lines += [f"(Worker_TP{rank} pid={rank}) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {rank + 2}.00 MiB" for rank in frames]
+    lines += [
+        f'(Worker_TP{rank} pid={rank})   File "a.py", line 1, in {name}' for rank, name in frames.items()
+    ]
+    lines += [
+        f"(Worker_TP{rank} pid={rank}) torch.OutOfMemoryError: CUDA out of memory. Tried to "
+        f"allocate {rank + 2}.00 MiB"
+        for rank in frames
+    ]
     start = read_lines(lines).last
     assert start is not None
     assert {failure.phase for failure in start.failures} == {Phase.GRAPH_CAPTURE, Phase.LOAD}
 
 
 def test_progress_bars_with_carriage_returns() -> None:
-    bar = "".join(f"\rCapturing CUDA graphs (FULL):  {n}%|##  | {n}/35 [00:01<00:02]" for n in range(0, 21, 5))
-    start = read_log(io.BytesIO((AVAILABLE + "\n" + bar + "\nCUDA out of memory. Tried to allocate 2.00 MiB\n").encode())).last
+    bar = "".join(
+        f"\rCapturing CUDA graphs (FULL):  {n}%|##  | {n}/35 [00:01<00:02]" for n in range(0, 21, 5)
+    )
+    start = read_log(
+        io.BytesIO((AVAILABLE + "\n" + bar + "\nCUDA out of memory. Tried to allocate 2.00 MiB\n").encode())
+    ).last
     assert start is not None
     assert start.text("graph_progress") == "20/35"
     assert start.failures[0].phase is Phase.GRAPH_CAPTURE
@@ -88,8 +104,10 @@ def test_gzip_is_recognised_by_its_first_bytes_and_may_break_off() -> None:
 
 def test_arguments_with_objects_in_them() -> None:
     text = (
-        "non-default args: {'model_tag': 'a/b', 'api_key': ['secret'], 'tensor_parallel_size': 4, 'hf_overrides': {'rope': {'x': 1}}, "
-        "'compilation_config': CompilationConfig(mode=<CompilationMode.NONE: 0>, sizes=[1, 2]), 'limit_mm_per_prompt': {'image': 2, 'video': 0}}"
+        "non-default args: {'model_tag': 'a/b', 'api_key': ['secret'], 'tensor_parallel_size': 4, "
+        "'hf_overrides': {'rope': {'x': 1}}, "
+        "'compilation_config': CompilationConfig(mode=<CompilationMode.NONE: 0>, sizes=[1, 2]), "
+        "'limit_mm_per_prompt': {'image': 2, 'video': 0}}"
     )
     values = parse_non_default(text)
     assert values["tensor_parallel_size"] == 4
@@ -100,8 +118,10 @@ def test_arguments_with_objects_in_them() -> None:
 
 def test_engine_config_line() -> None:
     text = (
-        "Initializing a V1 LLM engine (v0.26.0) with config: model='a/b', speculative_config=None, dtype=torch.bfloat16, max_seq_len=4096, "
-        "tensor_parallel_size=2, compilation_config={'mode': <CompilationMode.VLLM_COMPILE: 3>, 'cudagraph_capture_sizes': [1, 2, 4]}, "
+        "Initializing a V1 LLM engine (v0.26.0) with config: model='a/b', speculative_config=None, "
+        "dtype=torch.bfloat16, max_seq_len=4096, "
+        "tensor_parallel_size=2, compilation_config={'mode': <CompilationMode.VLLM_COMPILE: 3>, "
+        "'cudagraph_capture_sizes': [1, 2, 4]}, "
         "pooler_config=None"
     )
     config = parse_engine_config(text)
@@ -126,7 +146,8 @@ def test_a_restarted_engine_is_a_new_start() -> None:
     assert read_lines([f"(EngineCore pid={pid}) {line}" for pid in (40, 77, 91)]).start_count == 3
 
 
-# -- size ------------------------------------------------------------------------------------------------------------
+# -- size
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Endless(io.RawIOBase):
@@ -152,15 +173,18 @@ class Endless(io.RawIOBase):
 
 def pieces(n_bytes: int) -> Iterator[bytes]:
     head = (
-        b"(EngineCore pid=1) INFO 04-22 10:00:00 [core.py:1] Initializing a V1 LLM engine (v0.26.0) with config: model='a/b'\n"
+        b"(EngineCore pid=1) INFO 04-22 10:00:00 [core.py:1] Initializing a V1 LLM engine (v0.26.0) with "
+        b"config: model='a/b'\n"
         b"(EngineCore pid=1) INFO 04-22 10:00:00 [gpu_worker.py:1] Available KV cache memory: 61.66 GiB\n"
     )
     yield head
     block = (
-        b"(APIServer pid=1) INFO:     10.0.0.1:5000 - \"POST /v1/completions HTTP/1.1\" 200 OK\n" * 900
-        + b"(APIServer pid=1) INFO 04-22 10:00:00 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: "
-        b"1.0 tokens/s, Running: 3 reqs, Waiting: 1 reqs, Preemptions: 1, GPU KV cache usage: 99.9%, Prefix cache hit rate: 0.0%\n"
-        + b"CUDA out of memory. Tried to allocate 2.00 MiB\n"
+        b'(APIServer pid=1) INFO:     10.0.0.1:5000 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+        * 900
+        + b"(APIServer pid=1) INFO 04-22 10:00:00 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 "
+        b"tokens/s, Avg generation throughput: "
+        b"1.0 tokens/s, Running: 3 reqs, Waiting: 1 reqs, Preemptions: 1, GPU KV cache usage: 99.9%, Prefix "
+        b"cache hit rate: 0.0%\n" + b"CUDA out of memory. Tried to allocate 2.00 MiB\n"
     )
     sent = len(head)
     while sent < n_bytes:
@@ -190,7 +214,9 @@ def test_what_is_kept_is_bounded() -> None:
     lines = []
     for n in range(200):
         lines.append(f"(EngineCore pid={n}) Initializing a V1 LLM engine (v0.26.0) with config: model='a/b'")
-        lines += [f"(Worker_TP{rank} pid={rank}) Available KV cache memory: 1.0 GiB" for rank in range(n % 5 * 100)]
+        lines += [
+            f"(Worker_TP{rank} pid={rank}) Available KV cache memory: 1.0 GiB" for rank in range(n % 5 * 100)
+        ]
         lines.append(f"ValueError: Model architectures ['A{n}'] are not supported for now")
     record = read_lines(lines)
     assert record.start_count == 200
@@ -200,7 +226,8 @@ def test_what_is_kept_is_bounded() -> None:
         assert len(start.failures) <= KEPT_FAILURES
 
 
-# -- junk ------------------------------------------------------------------------------------------------------------
+# -- junk
+# ------------------------------------------------------------------------------------------------------------
 
 LOGS = [path.read_bytes() for path in sorted(SCENARIOS.glob("*.log"))]
 
@@ -230,7 +257,9 @@ def test_interleaved_logs_never_crash(first: int, second: int, chance: random.Ra
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, len(LOGS) - 1), st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=12)), max_size=20))
+@given(
+    st.integers(0, len(LOGS) - 1), st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=12)), max_size=20)
+)
 def test_binary_junk_in_a_log_never_crashes(which: int, junk: list[tuple[float, bytes]]) -> None:
     data = bytearray(LOGS[which])
     for where, piece in junk:
@@ -250,14 +279,27 @@ _DIGITS = st.text("0123456789.,-eE", max_size=40)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, len(LOGS) - 1), st.randoms(use_true_random=False), st.lists(_DIGITS, min_size=4, max_size=4))
+@given(
+    st.integers(0, len(LOGS) - 1),
+    st.randoms(use_true_random=False),
+    st.lists(_DIGITS, min_size=4, max_size=4),
+)
 def test_absurd_numbers_never_crash(which: int, chance: random.Random, numbers: list[str]) -> None:
     import re
 
     text = LOGS[which].decode()
-    survive(re.sub(r"\d+(?:\.\d+)?", lambda m: chance.choice(numbers) if chance.random() < 0.05 else m[0], text).encode())
+    survive(
+        re.sub(
+            r"\d+(?:\.\d+)?", lambda m: chance.choice(numbers) if chance.random() < 0.05 else m[0], text
+        ).encode()
+    )
 
 
 def test_lines_keep_their_numbers() -> None:
-    data = b"a\r\nb\rc\n" + b"{\"log\": \"" + AVAILABLE.encode() + b"\\n\"}\n"
-    assert [(line.number, line.text) for line in clean_lines(io.BytesIO(data))] == [(1, "a"), (2, "b"), (2, "c"), (3, AVAILABLE)]
+    data = b"a\r\nb\rc\n" + b'{"log": "' + AVAILABLE.encode() + b'\\n"}\n'
+    assert [(line.number, line.text) for line in clean_lines(io.BytesIO(data))] == [
+        (1, "a"),
+        (2, "b"),
+        (2, "c"),
+        (3, AVAILABLE),
+    ]
