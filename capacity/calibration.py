@@ -192,6 +192,7 @@ def facts(device: Device, engine: EngineConfig, release: Release) -> dict[str, A
         "device": device.name,
         "sm": device.sm,
         "tp": engine.parallel.tp,
+        "world": engine.parallel.world_size * engine.parallel.dp,
         "torch": dict(release.pins).get("torch"),
         "runner": engine.model_runner,
         "nvls": engine.environment.get("NCCL_NVLS_ENABLE", "1") != "0",

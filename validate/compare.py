@@ -185,6 +185,13 @@ def _workspace(rank: RankRecord) -> int | None:
     return None if sizes is None else sum(sizes)
 
 
+def _runner_buffers(rank: RankRecord) -> int | None:
+    """What the runner's own tensors take: at its start, and what loading allocates outside of the weights (V2)."""
+    first = rank.stages.get("runner_init", {}).get("allocated")
+    later = difference(rank, "allocated", "load", "load_peak")
+    return None if first is None else int(first) + (later or 0)
+
+
 ACCOUNTS: tuple[tuple[str, str, str, Callable[[RankRecord], int | None]], ...] = (
     ("requested", "requested_memory", "requested_bytes", lambda r: r.requested_memory),
     ("weights", "model_memory_usage", "weights_bytes", lambda r: r.model_memory_usage),
@@ -217,18 +224,33 @@ PARTS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Callable[[RankRecor
     ),
     (
         "cuda_context",
-        lambda t: t["lifetime"] == "before_snapshot" and t["component"] == "cuda_context",
+        lambda t: t["lifetime"] == "before_snapshot" and t["name"] == "cuda_context",
         lambda r: difference(r, "cuda_memory", "context"),
     ),
     (
         "communication",
-        lambda t: t["lifetime"] == "before_snapshot" and t["component"] in ("nccl", "custom_all_reduce"),
+        lambda t: t["lifetime"] == "before_snapshot" and t["name"] != "cuda_context",
         lambda r: difference(r, "cuda_memory", "baseline", "context"),
+    ),
+    (
+        "first_kernels",
+        lambda t: t["lifetime"] == "runner_init" and t["allocator"] == "cuda",
+        lambda r: difference(r, "non_torch_memory", "runner_init", "baseline"),
+    ),
+    (
+        "kernel_modules",
+        lambda t: t["name"] in ("kernel_modules", "collective_buffers"),
+        lambda r: difference(r, "non_torch_memory", "before_graph_probe", "runner_init"),
+    ),
+    (
+        "graph_probe",
+        lambda t: t["name"] == "graph_probe",
+        lambda r: difference(r, "non_torch_memory", "after_graph_probe", "before_graph_probe"),
     ),
     (
         "runner_buffers",
         lambda t: t["lifetime"] == "runner_init" and t["allocator"] == "torch",
-        lambda r: difference(r, "torch_memory", "runner_init", "baseline"),
+        _runner_buffers,
     ),
     ("workspace", lambda t: t["component"] == "workspace", _workspace),
     ("kv_cache", lambda t: t["component"] == "kv_cache", _kv_bytes),

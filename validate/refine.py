@@ -8,6 +8,7 @@ as unknowns. Exact terms stand on the plan's side and are never touched.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +25,15 @@ from vllm_capacity.validate.record import RunRecord, RunStatus, append_record, r
 
 NOT_FITTED = frozenset({"l2_cache"})
 """Constants of the calibration file that are facts of the device."""
-QUANTITIES = ("cuda_context", "communication", "non_torch")
+QUANTITIES = ("cuda_context", "communication", "first_kernels", "kernel_modules", "graph_probe", "non_torch")
 """Rows of a comparison that empirical terms add up to."""
-CAUSES: Mapping[str, tuple[str, ...]] = {"collectives": ("sm", "torch", "tp"), "nccl": ("sm", "torch", "tp")}
+_NCCL = ("sm", "torch", "world")
+CAUSES: Mapping[str, tuple[str, ...]] = {
+    "collectives": ("sm", "torch", "tp", "fused_all_reduce", "nvls"),
+    "nccl": _NCCL,
+    "nccl_world": _NCCL,
+    "pipeline_transfers": _NCCL,
+}
 """What an entry is keyed by; other components by compute capability and PyTorch (which pins CUDA and NCCL).
 """
 DEFAULT_CAUSES = ("sm", "torch")
@@ -80,12 +87,20 @@ def facts_of(record: RunRecord, plan: Mapping[str, Any]) -> dict[str, Any]:
     plan.
     """
     major, _, minor = str(plan["gpu"]["compute_capability"]).partition(".")
+    engine = plan["engine"]
+    sizes = [int(engine.get(f"{kind}_parallel_size") or 1) for kind in ("tensor", "pipeline", "data")]
+    passes = (record.request.flags.get("compilation_config") or {}).get("pass_config") or {}
+    able = sizes[0] > 1 and not engine.get("enforce_eager")
+    env = {**record.environment, **record.request.env}
     return {
         "device": plan["gpu"]["name"],
         "sm": int(major) * 10 + int(minor),
         "tp": plan["engine"]["tensor_parallel_size"],
         "torch": (record.versions.get("torch") or "").split("+")[0] or None,
         "runner": plan["engine"].get("runner"),
+        "world": math.prod(sizes),
+        "nvls": env.get("NCCL_NVLS_ENABLE", "1") != "0",
+        "fused_all_reduce": bool(passes.get("fuse_allreduce_rms", able)),
     }
 
 
@@ -99,7 +114,7 @@ def refine(
             f"{len(usable)} usable runs; at least {minimum_runs} are needed to fit anything "
             "(record more with `validate --matrix`)"
         )
-    observations, prior, when = _observe(usable, predict, base)
+    observations, prior, when, owner = _observe(usable, predict, base)
     counts = {n: len({o.record.name for o in observations if n in o.slopes}) for n in prior}
     refused = {
         n: f"{count} runs, {minimum_runs} needed" for n, count in counts.items() if count < minimum_runs
@@ -115,8 +130,8 @@ def refine(
     solution = solve(equations, unknown)
     residuals = [abs(e.residual(solution)) for e in equations]
     by_model = _left_out(equations, unknown)
-    rest = _unexplained(observations, {**prior, **solution})
-    entries = [_entry(n, solution[n], when[n], equations, solution, base) for n in unknown]
+    rest = _unexplained(observations, prior, {**prior, **solution})
+    entries = [_entry(n, owner[n], solution[n], when[n], equations, solution) for n in unknown]
     limit = min((o.device_bytes for o in observations), default=0) * UNEXPLAINED_LIMIT
     kept = int(min(max(rest, 0), limit))
     if kept:
@@ -147,11 +162,13 @@ def refine(
 
 def _observe(
     records: Sequence[RunRecord], predict: Predict, base: Calibration
-) -> tuple[list[_Observation], dict[str, float], dict[str, dict[str, Any]]]:
+) -> tuple[list[_Observation], dict[str, float], dict[str, dict[str, Any]], dict[str, str]]:
+    """Observations, and per entry its value before, its conditions and its component."""
     components = sorted({m.component for m in base.measurements} - NOT_FITTED)
     observations: list[_Observation] = []
     prior: dict[str, float] = {}
     when: dict[str, dict[str, Any]] = {}
+    owner: dict[str, str] = {}
     for record in records:
         plan = predict(record, base)
         facts = facts_of(record, plan)
@@ -178,6 +195,7 @@ def _observe(
                 moved[name] = changed
                 prior.setdefault(name, float(used.n_bytes))
                 when[name] = causes
+                owner[name] = component
         device = int(plan["gpu"]["cuda_total_bytes"])
         for key, row in rows.items():
             if row.measured is None or row.predicted is None:
@@ -186,7 +204,7 @@ def _observe(
                 name: (changes.get(key) or 0) / STEP for name, changes in moved.items() if changes.get(key)
             }
             observations.append(_Observation(key[0], row.measured, row.predicted, slopes, record, device))
-    return observations, prior, when
+    return observations, prior, when, owner
 
 
 def _key(component: str, facts: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -219,32 +237,29 @@ def _left_out(equations: Sequence[Equation], unknown: Mapping[str, float]) -> di
     return errors
 
 
-def _unexplained(observations: Sequence[_Observation], values: Mapping[str, float]) -> float:
-    """Median over runs of what they measured and neither exact terms nor entries account for."""
+def _unexplained(
+    observations: Sequence[_Observation], prior: Mapping[str, float], values: Mapping[str, float]
+) -> float:
+    """Median over runs of the non-torch memory (on the fullest rank) that neither exact terms nor entries explain."""
     rests: dict[str, float] = {}
-    prior: dict[str, float] = {}
     for o in observations:
-        prior |= {name: values[name] for name in o.slopes}
-    for o in observations:
-        if o.quantity == "non_torch" and not o.slopes:
-            rests[o.record.name] = rests.get(o.record.name, 0.0) + o.measured - o.predicted
+        if o.quantity == "non_torch":
+            fitted = o.predicted + sum(slope * (values[n] - prior[n]) for n, slope in o.slopes.items())
+            rests[o.record.name] = max(rests.get(o.record.name, -math.inf), o.measured - fitted)
     return median(rests.values()) if rests else 0.0
 
 
 def _entry(
     name: str,
+    component: str,
     value: float,
     when: Mapping[str, Any],
     equations: Sequence[Equation],
     solution: Mapping[str, float],
-    base: Calibration,
 ) -> Measurement:
     """The entry with the spread that its runs imply when all of their rest is put on it."""
     mine = [e for e in equations if name in e.coefficients]
     implied = [value + e.residual(solution) / e.coefficients[name] for e in mine]
-    component = next(
-        c for c in {m.component for m in base.measurements} if name.startswith(c.replace("_", "-"))
-    )
     n_bytes = round(value)
     return Measurement(
         name,

@@ -34,7 +34,7 @@ def plan_for(record: RunRecord, *, kv_factor: float = 1.0, status: str = "starts
                 "device_used_bytes": 1,
                 "terms": [
                     {
-                        "name": "context",
+                        "name": "cuda_context",
                         "component": "cuda_context",
                         "allocator": "cuda",
                         "lifetime": "before_snapshot",

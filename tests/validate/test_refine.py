@@ -79,12 +79,12 @@ def predict(record: RunRecord, known: Calibration) -> dict[str, Any]:
     """A plan that is linear in the calibration, as the real one is."""
     tp = record.request.flags["tensor_parallel_size"]
     found = {
-        m: known.get(m, sm=90, tp=tp, torch="2.11.0", device="H200").n_bytes for m in BASE if m != "l2_cache"
+        m: known.get(m, sm=90, tp=tp, world=tp, torch="2.11.0", device="H200").n_bytes for m in BASE if m != "l2_cache"
     }
     sampler = 0 if record.request.note == "first" else found["sampler_modules"]
     terms = [
         {
-            "name": "context",
+            "name": "cuda_context",
             "component": "cuda_context",
             "lifetime": "before_snapshot",
             "allocator": "cuda",
@@ -134,7 +134,7 @@ def test_a_refit_finds_the_constants_that_made_the_runs() -> None:
     for component, n_bytes in TRUE.items():
         assert entries[component].n_bytes == pytest.approx(n_bytes, rel=2e-3), component
     assert entries["cuda_context"].when == {"sm": [90], "torch": "2.11"}
-    assert entries["nccl"].when == {"sm": [90], "torch": "2.11", "tp": [2]}
+    assert entries["nccl"].when == {"sm": [90], "torch": "2.11", "world": [2]}
     assert "l2_cache" not in entries
 
 
@@ -164,7 +164,7 @@ def test_too_few_runs_are_refused_entry_by_entry_and_altogether() -> None:
     few_tp = [r for r in runs() if not r.name.startswith("b")] + [run_of("b0", "model0", tp=2)]
     found = refine.refine(few_tp, predict, calibration(BASE))
     assert "nccl" not in by_component(found)
-    assert found.refused == {"nccl-sm90-torch2.11-tp2": "1 runs, 3 needed"}
+    assert found.refused == {"nccl-sm90-torch2.11-world2": "1 runs, 3 needed"}
 
 
 def test_exact_terms_are_never_touched() -> None:
