@@ -1,0 +1,117 @@
+"""Kernel libraries that compile or query a GPU when they are first used, and the host side around weights.
+
+Kernels here write into tensors that exist already; where one returns a new tensor, its size is what the library makes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def install() -> list[str]:
+    """After `import vllm`; returns which libraries could not be prepared (their kernels would fail when called)."""
+    _no_pinning()
+    _no_dummy_values()
+    failed = []
+    for name, prepare in (("deep_gemm", _deep_gemm), ("flashinfer", _flashinfer)):
+        try:
+            prepare()
+        except Exception as error:
+            failed.append(f"{name}: {type(error).__name__}: {error}"[:200])
+    return failed
+
+
+def _no_pinning() -> None:
+    import torch
+    import torch.utils._device as device
+
+    device._device_constructors()  # caches torch.tensor itself, before it is wrapped
+    plain = torch.tensor
+
+    def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        return plain(*args, **kwargs)
+
+    torch.tensor = tensor  # type: ignore[assignment]
+
+
+def _no_dummy_values() -> None:
+    """`load_format=dummy` writes random values, which changes no size."""
+    import vllm.model_executor.model_loader.dummy_loader as dummy_loader
+    import vllm.model_executor.model_loader.weight_utils as weight_utils
+
+    def nothing(*_args: Any, **_kwargs: Any) -> None: ...
+
+    for module in (weight_utils, dummy_loader):
+        for name in ("initialize_single_dummy_weight", "initialize_dummy_weights"):
+            if hasattr(module, name):
+                setattr(module, name, nothing)
+    try:
+        import vllm.model_executor.model_loader.reload.meta as reload_meta
+    except ImportError:  # releases without layerwise reloading
+        return
+    import torch
+
+    def materialize_meta_tensor(meta: Any) -> Any:
+        made = torch.nn.Parameter(
+            torch.empty_strided(tuple(meta.size()), tuple(meta.stride()), dtype=meta.dtype, device="cuda:0"),
+            requires_grad=False,
+        )
+        for name, value in meta.__dict__.items():
+            made.__dict__.setdefault(name, value)
+        return made
+
+    reload_meta.materialize_meta_tensor = materialize_meta_tensor
+
+
+def _deep_gemm() -> None:
+    import torch
+    import vllm.utils.deep_gemm as deep_gemm
+
+    deep_gemm._lazy_init()
+    kernels = [name for name in dir(deep_gemm) if name.endswith("_impl") and getattr(deep_gemm, name) is not None]
+
+    def scale_layout(
+        scales: Any, mn: Any = None, k: Any = None, recipe: Any = None, num_groups: Any = None, *_a: Any, **_k: Any
+    ) -> Any:
+        # DeepGEMM, csrc/utils/layout.hpp: unchanged on Hopper, packed to int32 (four scales each) from Blackwell on
+        if torch.cuda.get_device_capability()[0] < 10:
+            return scales
+        groups = (num_groups,) if num_groups else ()
+        return torch.empty(*groups, mn, -(-(-(-k // 128)) // 4), dtype=torch.int32, device=scales.device)
+
+    def tma_aligned(tensor: Any) -> Any:
+        # DeepGEMM, get_mn_major_tma_aligned_tensor: rows padded to 16 bytes, column-major
+        rows, aligned = tensor.shape[-2], -(-tensor.shape[-2] // 4) * 4
+        shape = (*tensor.shape[:-2], tensor.shape[-1], aligned)
+        made = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+        return made.transpose(-1, -2)[..., :rows, :]
+
+    special = {
+        "_transform_sf_into_required_layout_impl": scale_layout,
+        "_get_mn_major_tma_aligned_tensor_impl": tma_aligned,
+        "_get_mk_alignment_for_contiguous_layout_impl": lambda *_a, **_k: 128,
+        "_get_theoretical_mk_alignment_for_contiguous_layout_impl": lambda *_a, **_k: 128,
+    }
+    for name in kernels:
+        if name in special:
+            setattr(deep_gemm, name, special[name])
+        elif "gemm" in name or "einsum" in name or name.startswith("_grouped"):
+            setattr(deep_gemm, name, lambda *_a, **_k: None)
+
+
+def _flashinfer() -> None:
+    import flashinfer.jit.core as jit
+
+    class Module:
+        """A compiled module whose functions write into their arguments."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return lambda *_args, **_kwargs: 0
+
+    jit.JitSpec.build_and_load = lambda self, *_args, **_kwargs: Module()
+    jit.JitSpec.build = lambda self, *_args, **_kwargs: None
+    import flashinfer.sampling as sampling
+
+    sampling.get_seed_and_offset = lambda *_args, **_kwargs: (0, 0)
