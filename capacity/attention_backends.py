@@ -143,6 +143,8 @@ def layer_backends(
     parallel = parallel or ParallelConfig()
     if isinstance(mixer, StateSpace):
         return (AttentionBackend(name=STATE_BACKENDS[mixer.kind], is_ssm=True),)
+    if isinstance(mixer, MultiHeadLatentAttention) and mixer.compression is not None:
+        return _compressed_latent_backends(mixer, device, requested)
     query = attention_query(
         mixer, kv_cache_dtype, dtype, parallel, block_size=block_size, mm_prefix=mm_prefix, softcap=softcap,
         float32_state=float32_state,
@@ -160,6 +162,31 @@ def layer_backends(
         )
         return (indexer, backend)
     return (backend,)
+
+
+def _compressed_latent_backends(
+    mixer: MultiHeadLatentAttention, device: Device, requested: str | None
+) -> tuple[AttentionBackend, ...]:
+    """DeepSeek V4's own backends; blocks of 256 tokens (models/deepseek_v4/sparse_mla.py:60, nvidia/model.py:545-568,
+    0.33.0). The main one comes last.
+    """
+    if requested not in (None, "FLASHMLA_SPARSE", "FLASHMLA_SPARSE_DSV4"):
+        raise InputError(f"attention backend {requested} with compressed latent attention is not modelled")
+    main = "FLASHINFER_MLA_SPARSE_DSV4" if device.compute_capability[0] == 12 else "FLASHMLA_SPARSE_DSV4"
+    assert mixer.compression is not None
+    names = ["DEEPSEEK_SPARSE_SWA"]
+    if mixer.indexer is not None:
+        names.append("DEEPSEEK_V4_INDEXER")
+    if mixer.compression.ratio > 1:
+        names += ["CompressorBackend", main]
+    # indexer pages lie beside the latents' in each block (v1/attention/backends/mla/indexer.py:349-357)
+    return tuple(
+        AttentionBackend(
+            name=name, kernel_block_sizes=(256,), takes_multiples=False,
+            layouts=("BLHNC", "BLNHC") if name == "DEEPSEEK_V4_INDEXER" else None,
+        )
+        for name in names
+    )  # fmt: skip
 
 
 def attention_query(

@@ -165,6 +165,16 @@ class Indexer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compression:
+    """DeepSeek V4: the last `sliding_window` latents as they are and, with `ratio` above 1, one latent per `ratio` tokens
+    with the compressor's own state.
+    """
+
+    sliding_window: int
+    ratio: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MultiHeadLatentAttention:
     """MLA: one latent of kv_lora_rank + qk_rope_head_dim per token, whole on every tp rank."""
 
@@ -175,6 +185,7 @@ class MultiHeadLatentAttention:
     qk_rope_head_dim: int
     v_head_dim: int
     indexer: Indexer | None = None
+    compression: Compression | None = None
 
 
 class StateSpaceKind(StrEnum):

@@ -87,6 +87,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
         ("deepseek:deepseek_v3", None, "0.28.0"),
         ("deepseek:deepseek_v32", "0.29.0", None),
     ),
+    **_rows("deepseek_v4:deepseek_v4", "DeepseekV4ForCausalLM", since="0.20.0"),
     **_rows("deepseek:glm_moe_dsa", "GlmMoeDsaForCausalLM"),
     **_rows("gpt_oss:gpt_oss", "GptOssForCausalLM"),
     **_rows("qwen3_next:qwen3_next", "Qwen3NextForCausalLM"),

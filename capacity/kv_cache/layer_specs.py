@@ -28,6 +28,7 @@ from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.kv_cache.block_size import BlockSizes, window_block_size
 from vllm_capacity.kv_cache.cache_dtypes import packing, storage_dtype, turboquant_slot
+from vllm_capacity.kv_cache.compressed_latent import compressed_latent_spec, uses_fp4_indexer
 from vllm_capacity.kv_cache.specs import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -58,6 +59,8 @@ class Slot:
     mixer: Mixer
     indexer: Indexer | None = None
     draft: bool = False
+    part: str = ""
+    """Which of the caches of a compressed latent layer (compressed_latent.py); empty for other layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,10 @@ def layer_spec(
     mixer = slot.mixer
     if isinstance(mixer, StateSpace):
         return _state_spec(mixer, sizes, setting)
+    if slot.part and isinstance(mixer, MultiHeadLatentAttention):
+        return compressed_latent_spec(
+            mixer, slot.part, dtype, sizes.block_size, setting.release, fp4_indexer=uses_fp4_indexer(setting.engine)
+        )
     if slot.indexer is not None:
         return _indexer_spec(slot.indexer, sizes, setting)
     if isinstance(mixer, Attention) and mixer.sliding_window is not None:

@@ -32,6 +32,7 @@ from vllm_capacity.kv_cache.block_size import (
     default_block_size,
 )
 from vllm_capacity.kv_cache.cache_dtypes import packing, storage_dtype
+from vllm_capacity.kv_cache.compressed_latent import cache_parts
 from vllm_capacity.kv_cache.drafts import draft_mixers
 from vllm_capacity.kv_cache.layer_specs import (
     GDN_CHECKPOINT_ALIGNMENT,
@@ -70,11 +71,11 @@ def layer_specs(
             backends[key] = _backends(slot.mixer, key[1], setting)
     ordered = tuple({b.name: b for found in backends.values() for b in found}.values())
     sizes = _block_sizes(slots, ordered, backends, setting)
-    specs: dict[tuple[Mixer, str, bool], KVCacheSpec] = {}
+    specs: dict[tuple[Mixer, str, str], KVCacheSpec] = {}
     runs: dict[KVCacheSpec, list[int]] = {}
     for number, slot in enumerate(slots):
         dtype = setting.cache_dtype(slot)
-        kind = (slot.mixer, dtype, slot.indexer is not None)
+        kind = (slot.mixer, dtype, slot.part or str(slot.indexer is not None))
         if kind not in specs:
             specs[kind] = layer_spec(slot, dtype, backends[slot.mixer, dtype][-1], sizes, setting)
         runs.setdefault(specs[kind], []).append(number)
@@ -104,6 +105,10 @@ def _slots(architecture: Architecture, drafts: Sequence[Mixer]) -> Iterator[Slot
 
 def _mixer_slots(layer: int, mixer: Mixer) -> Iterator[Slot]:
     if isinstance(mixer, Attention) and (mixer.shares_kv or mixer.kind is AttentionKind.ENCODER_ONLY):
+        return
+    if isinstance(mixer, MultiHeadLatentAttention) and mixer.compression is not None:
+        for part in cache_parts(mixer):
+            yield Slot(layer, mixer, part=part)
         return
     if isinstance(mixer, MultiHeadLatentAttention) and mixer.indexer is not None:
         yield Slot(layer, mixer, mixer.indexer)
