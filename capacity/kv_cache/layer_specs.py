@@ -53,14 +53,15 @@ GDN_CHECKPOINT_ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One cache that a decoder layer registers. `indexer` is set for the key cache of sparse attention."""
+    """One cache that decoder layers register. `indexer` is set for the key cache of sparse attention, `skipped`
+    where `--kv-cache-dtype-skip-layers` names the layer.
+    """
 
-    layer: int
     mixer: Mixer
     indexer: Indexer | None = None
-    draft: bool = False
     part: str = ""
     """Which of the caches of a compressed latent layer (compressed_latent.py); empty for other layers."""
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class Setting:
         (attention.py:299-315).
         """
         windowed = isinstance(slot.mixer, Attention) and slot.mixer.sliding_window is not None
-        if str(slot.layer) in self.skipped or (windowed and "sliding_window" in self.skipped):
+        if slot.skipped or (windowed and "sliding_window" in self.skipped):
             return "auto"
         return self.engine.kv_cache_dtype
 

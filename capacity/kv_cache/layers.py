@@ -9,6 +9,8 @@ in the order of construction; `resolve_kv_cache_layout` (v1/attention/backends/u
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from math import lcm
 
 from vllm_capacity.architecture.modules import (
@@ -22,6 +24,7 @@ from vllm_capacity.architecture.modules import (
 from vllm_capacity.attention_backends import AttentionBackend, is_mm_prefix, kv_heads_per_rank, layer_backends
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineConfig
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.kv_cache.block_size import (
     DEFAULT_BLOCK_SIZE,
@@ -63,25 +66,21 @@ def layer_specs(
         config=config, architecture=architecture, engine=engine, device=device, release=release,
         skipped=_skipped_layers(architecture, engine),
     )  # fmt: skip
-    slots = list(_slots(architecture, drafts))
+    caches = _caches(architecture, drafts, setting.skipped)
+    slots = caches.slots
+    kinds = [(slot.mixer, setting.cache_dtype(slot)) for slot in slots]
     backends: dict[tuple[Mixer, str], tuple[AttentionBackend, ...]] = {}
-    for slot in slots:
-        key = (slot.mixer, setting.cache_dtype(slot))
-        if key not in backends:
-            backends[key] = _backends(slot.mixer, key[1], setting)
+    for kind in kinds:
+        if kind not in backends:
+            backends[kind] = _backends(*kind, setting)
     ordered = tuple({b.name: b for found in backends.values() for b in found}.values())
     sizes = _block_sizes(slots, ordered, backends, setting)
-    specs: dict[tuple[Mixer, str, str], KVCacheSpec] = {}
     runs: dict[KVCacheSpec, list[int]] = {}
-    for number, slot in enumerate(slots):
-        dtype = setting.cache_dtype(slot)
-        kind = (slot.mixer, dtype, slot.part or str(slot.indexer is not None))
-        if kind not in specs:
-            specs[kind] = layer_spec(slot, dtype, backends[slot.mixer, dtype][-1], sizes, setting)
-        runs.setdefault(specs[kind], []).append(number)
+    for slot, kind, keys in zip(slots, kinds, caches.keys, strict=True):
+        runs.setdefault(layer_spec(slot, kind[1], backends[kind][-1], sizes, setting), []).extend(keys)
     return KVLayers(
-        runs=tuple(LayerRun(spec, tuple(numbers)) for spec, numbers in runs.items()),
-        layer_index=tuple(slot.layer for slot in slots),
+        runs=tuple(LayerRun(spec, tuple(sorted(keys))) for spec, keys in runs.items()),
+        layer_index=caches.layer_index,
         block_size=sizes.block_size,
         mamba_block_size=sizes.mamba_block_size,
         backends=tuple(b.name for b in ordered),
@@ -91,28 +90,50 @@ def layer_specs(
     )
 
 
-def _slots(architecture: Architecture, drafts: Sequence[Mixer]) -> Iterator[Slot]:
-    """Every cache in the order in which vLLM builds the layers, drafts last."""
-    groups = sorted(
-        ((index, group) for group in architecture.layers for index in group.indices), key=lambda pair: pair[0]
+@dataclass(frozen=True, slots=True)
+class _Caches:
+    """The caches of a model, in the order of their first layers. `keys` are each slot's places in vLLM's order over
+    all caches, `layer_index` the decoder layer of each such place.
+    """
+
+    slots: tuple[Slot, ...]
+    keys: tuple[tuple[int, ...], ...]
+    layer_index: tuple[int, ...]
+
+
+@lru_cache(maxsize=64)
+def _caches(architecture: Architecture, drafts: tuple[Mixer, ...], skipped: frozenset[str]) -> _Caches:
+    """Every cache in the order in which vLLM builds the layers, drafts last; layers alike in one slot."""
+    found: dict[tuple[int, int, bool], list[int]] = {}
+    order: list[tuple[int, tuple[int, int, bool]]] = []
+    mixers = [group.mixers for group in architecture.layers] + [(mixer,) for mixer in drafts]
+    slots_of = [tuple(slot for mixer in own for slot in _mixer_slots(mixer)) for own in mixers]
+    layers = [(index, n) for n, group in enumerate(architecture.layers) for index in group.indices]
+    layers.sort(key=lambda pair: pair[0])
+    first_draft = len(architecture.layers)
+    layers += [(architecture.num_hidden_layers + n, first_draft + n) for n in range(len(drafts))]
+    for layer, n in layers:
+        for place in range(len(slots_of[n])):
+            kind = (n, place, str(layer) in skipped)
+            found.setdefault(kind, []).append(len(order))
+            order.append((layer, kind))
+    return _Caches(
+        slots=tuple(replace(slots_of[n][place], skipped=skip) for n, place, skip in found),
+        keys=tuple(tuple(keys) for keys in found.values()),
+        layer_index=tuple(layer for layer, _ in order),
     )
-    for index, group in groups:
-        for mixer in group.mixers:
-            yield from _mixer_slots(index, mixer)
-    for number, mixer in enumerate(drafts):
-        yield from _mixer_slots(architecture.num_hidden_layers + number, mixer)
 
 
-def _mixer_slots(layer: int, mixer: Mixer) -> Iterator[Slot]:
+def _mixer_slots(mixer: Mixer) -> Iterator[Slot]:
     if isinstance(mixer, Attention) and (mixer.shares_kv or mixer.kind is AttentionKind.ENCODER_ONLY):
         return
     if isinstance(mixer, MultiHeadLatentAttention) and mixer.compression is not None:
         for part in cache_parts(mixer):
-            yield Slot(layer, mixer, part=part)
+            yield Slot(mixer, part=part)
         return
     if isinstance(mixer, MultiHeadLatentAttention) and mixer.indexer is not None:
-        yield Slot(layer, mixer, mixer.indexer)
-    yield Slot(layer, mixer)
+        yield Slot(mixer, mixer.indexer)
+    yield Slot(mixer)
 
 
 def _skipped_layers(architecture: Architecture, engine: EngineConfig) -> frozenset[str]:

@@ -77,7 +77,6 @@ class KVCachePlan:
     blocks_per_request: int
     tokens: int
     max_concurrency: float
-    pool_tokens: int
     limits: RequestLimits
     release: Release
     refusal: Refusal | None = None
@@ -99,6 +98,13 @@ class KVCachePlan:
     @property
     def fixed_bytes_per_sequence(self) -> int:
         return max((stage.fixed_bytes_per_sequence for stage in self.stages), default=0)
+
+    @property
+    def pool_tokens(self) -> int:
+        """A search, so not part of every plan."""
+        if not self.stages:
+            return 0
+        return _pool_tokens(self.stages[0].groups, self.num_blocks, self.limits, self.release)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that one sequence of `tokens` tokens may take at its worst moment."""
@@ -226,7 +232,6 @@ def _plan(
         blocks_per_request=per_request,
         tokens=tokens,
         max_concurrency=concurrency,
-        pool_tokens=_pool_tokens(stages[0].groups, num_blocks, limits, release),
         limits=limits,
         release=release,
         refusal=refusal,
@@ -240,7 +245,7 @@ def _attention_free(
     """No layer has a KV cache: one block, for the null block (:1360-1367)."""
     return KVCachePlan(
         groups=(), stages=(), block_size=layers.block_size, num_blocks=1, max_model_len=engine.max_model_len,
-        blocks_per_request=0, tokens=0, max_concurrency=0.0, pool_tokens=0, limits=limits, release=release,
+        blocks_per_request=0, tokens=0, max_concurrency=0.0, limits=limits, release=release,
     )  # fmt: skip
 
 
