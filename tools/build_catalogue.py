@@ -193,7 +193,7 @@ def entry(row: dict[str, str], configs: Path, quantization: Path) -> dict[str, A
             fields["note"] = note
     added = ADDED.get(row["model_id"])
     if added:
-        config = {**added, **config}
+        config = {**config, **added}
         fields["note"] = f"{', '.join(added)} added: the copy lacks them" + (
             f"; {fields['note']}" if "note" in fields else ""
         )

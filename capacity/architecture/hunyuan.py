@@ -15,7 +15,7 @@ from vllm_capacity.architecture.decoder import (
     moe_feed_forward,
 )
 from vllm_capacity.architecture.modules import Architecture, FeedForward, LayerGroup, Module
-from vllm_capacity.errors import InputError
+from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release
 
@@ -30,6 +30,24 @@ def hunyuan_moe(config: ModelConfig, release: Release) -> Architecture:
     """HunYuanMoEV1ForCausalLM."""
     del release
     return _hunyuan(config, "HunYuanMoEV1ForCausalLM", sparse=True)
+
+
+def hunyuan_moe_transformers(config: ModelConfig, release: Release) -> Architecture:
+    """HunYuanMoEV1ForCausalLM since 0.29: Transformers' own class, which knows the model type hunyuan_v1_moe only.
+
+    Older files (model type `hunyuan`, head size under `attention_head_dim`) fail in that class: it reads `head_dim`
+    (modeling_hunyuan_v1_moe.py:161, Transformers 5.20).
+    """
+    if config.get("head_dim") is None:
+        raise RefusedError(
+            Reason.UNSUPPORTED_BY_RELEASE,
+            f"TypeError: unsupported operand type(s) for ** or pow(): 'NoneType' and 'float' (vLLM {release.version} runs"
+            " HunYuanMoEV1ForCausalLM with Transformers' class, which needs 'head_dim'); plan it with --vllm-version"
+            " 0.28.0 or older",
+        )
+    raise InputError(
+        f"{config.name}: HunYuanMoEV1ForCausalLM with Transformers' class (vLLM {release.version}) is not modelled"
+    )
 
 
 def per_layer(config: ModelConfig, key: str, layer: int, default: int | None = None) -> int:

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import cast
 
 from vllm_capacity.architecture.modules import Architecture
+from vllm_capacity.architecture.refused import refusal
 from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.model_config import ModelConfig
@@ -133,6 +134,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("step3:step3_vl", "Step3VLForConditionalGeneration"),
     **_rows("qwen:qwen", "QWenLMHeadModel", until="0.23.0"),
     **_rows("openpangu:pangu_embedded", "PanguEmbeddedForCausalLM"),
+    **_rows("older_vision:phi3_v", "Phi3VForCausalLM"),
+    **_rows("older_vision:molmo", "MolmoForCausalLM"),
     **_rows("vision_language:qwen2_vl", "Qwen2VLForConditionalGeneration"),
     **_rows("vision_language:mistral3", "Mistral3ForConditionalGeneration"),
     **_rows("vision_language:gemma4_multimodal", "Gemma4ForConditionalGeneration"),
@@ -164,7 +167,11 @@ ROWS: dict[str, tuple[Row, ...]] = {
         ("hunyuan:hunyuan_dense", None, "0.28.0"),
         ("transformers_backend:hunyuan_dense", "0.29.0", None),
     ),
-    **_ranges("HunYuanMoEV1ForCausalLM", ("hunyuan:hunyuan_moe", None, "0.28.0"), ("", "0.29.0", None)),
+    **_ranges(
+        "HunYuanMoEV1ForCausalLM",
+        ("hunyuan:hunyuan_moe", None, "0.28.0"),
+        ("hunyuan:hunyuan_moe_transformers", "0.29.0", None),
+    ),
     **_rows("granite:granite", "GraniteForCausalLM"),
     **_rows("granite:granite_moe", "GraniteMoeForCausalLM"),
     **_rows("granite:granite_moe_shared", "GraniteMoeSharedForCausalLM"),
@@ -270,6 +277,9 @@ def _build(config: ModelConfig, release: Release) -> Architecture:
                 return _builder(row.builder)(config, release)
     for name in config.architectures:
         _refuse_if_dropped(name, release)
+        refused = refusal(name, release.version)
+        if refused is not None:
+            raise RefusedError(Reason.UNSUPPORTED_BY_RELEASE, refused)
     raise InputError(_unknown(config, release))
 
 
