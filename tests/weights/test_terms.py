@@ -6,9 +6,8 @@ import pytest
 from building import case_context, context, exact, model
 from recorded import Run, ranks, runs
 from vllm_capacity.errors import CapacityError
-from vllm_capacity.ledger import Component, Lifetime, evaluate
+from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, evaluate
 from vllm_capacity.parallel import ParallelConfig
-from vllm_capacity.ledger import MemoryTerm
 from vllm_capacity.units import GIB, MIB
 from vllm_capacity.weights.rank import load_peak_bytes, rank_weights, weight_terms
 
@@ -118,13 +117,8 @@ def test_a_tied_head_that_is_allocated_first_raises_the_load_peak() -> None:
 
 
 def test_swizzling_one_layer_of_experts_raises_the_load_peak() -> None:
-    ctx = context(model("openai/gpt-oss-20b"))
-    weights = rank_weights(ctx)
-    layer = sum(
-        g.tensor_bytes for g in weights.layers[0].groups if ".w13_weight" in g.name or ".w2_weight" in g.name
-    )
-    built, kept = weights.built_bytes, weights.n_bytes
-    assert load_peak_bytes(ctx) == max(built, kept) + layer - kept
+    # vLLM 0.26.0's own post-load processing of gpt-oss-20b: at most 16248932864 bytes, 13844068864 afterwards
+    assert load_peak_bytes(context(model("openai/gpt-oss-20b"))) == pytest.approx(2404864000, rel=0.002)
 
 
 def test_expert_parallel_ranks_with_more_experts_hold_more() -> None:

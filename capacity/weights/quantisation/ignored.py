@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import lru_cache
 
-from vllm_capacity.errors import InputError
+from vllm_capacity.errors import InputError, Reason, RefusedError
 
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -42,12 +42,13 @@ def shards_of(prefix: str) -> tuple[str, ...]:
 
 
 def all_alike(prefix: str, shards: Iterable[str], test: Callable[[str], Hashable]) -> Hashable:
-    """What `test` says about every shard. Raises InputError where they differ (vLLM refuses that)."""
+    """What `test` says about every shard. Raises RefusedError where they differ, as vLLM does."""
     found = {test(shard) for shard in shards}
     if len(found) > 1:
-        raise InputError(
+        raise RefusedError(
+            Reason.UNSUPPORTED_BY_RELEASE,
             f"Detected some but not all shards of {prefix} are quantized."
-            " All shards of fused layers to have the same precision."
+            " All shards of fused layers to have the same precision.",
         )
     return found.pop()
 

@@ -30,6 +30,8 @@ SWIZZLE_SCALE_ROWS = 2 * 8 * 2 * 8
 """HopperMXScaleLayout with 8 warps pads the rows of the scales."""
 SWIZZLE_VALUE_ROWS, SWIZZLE_VALUE_BYTES = 16, 32
 """HopperMXValueLayout (mma version 3) pads rows and packed bytes of the values."""
+SWIZZLE_VALUE_PADDED = 64
+"""Both, in the triton_kernels that came with vLLM up to 0.21.0."""
 
 
 class Backend(StrEnum):
@@ -158,7 +160,8 @@ def _triton(
     w13: _Matrix, w2: _Matrix, built: list[Stored], biases: list[Stored], context: QuantContext
 ) -> LayerTensors:
     pad = 4 if context.release.has("mxfp4_scale_groups_padded") else 2
-    swizzled = [*w13.swizzled(pad), *w2.swizzled(pad)]
+    wide = context.release.has("mxfp4_values_padded_64")
+    swizzled = [*w13.swizzled(pad, padded_values=wide), *w2.swizzled(pad, padded_values=wide)]
     stored = swizzled + biases
     if not context.release.has("mxfp4_dead_scales_freed"):
         stored += [tensor for tensor in built if tensor.scale]
@@ -216,11 +219,11 @@ class _Matrix:
             ),
         )
 
-    def swizzled(self, group_multiple: int) -> tuple[Stored, Stored]:
+    def swizzled(self, group_multiple: int, *, padded_values: bool) -> tuple[Stored, Stored]:
         values = (
             self.count,
-            round_up(self.rows, SWIZZLE_VALUE_ROWS),
-            round_up(self.columns // 2, SWIZZLE_VALUE_BYTES),
+            round_up(self.rows, SWIZZLE_VALUE_PADDED if padded_values else SWIZZLE_VALUE_ROWS),
+            round_up(self.columns // 2, SWIZZLE_VALUE_PADDED if padded_values else SWIZZLE_VALUE_BYTES),
         )
         scales = (
             self.count,

@@ -51,7 +51,11 @@ def rank_context(case: Mapping[str, Any], gpu: str) -> RankContext:
     config = normalise(case["name"], root, source="test data")
     capability, num_sms = GPUS[gpu]
     device = Device(
-        name=gpu, cuda_total_bytes=1 << 37, nvml_total_bytes=1 << 37, compute_capability=capability, num_sms=num_sms
+        name=gpu,
+        cuda_total_bytes=1 << 37,
+        nvml_total_bytes=1 << 37,
+        compute_capability=capability,
+        num_sms=num_sms,
     )
     others = dict(case.get("extra", {}))
     if (block or {}).get("quant_method") == "fbgemm_fp8":
