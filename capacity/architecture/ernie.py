@@ -28,7 +28,7 @@ def ernie45(config: ModelConfig, release: Release) -> Architecture:
 
 
 def ernie45_moe(config: ModelConfig, release: Release) -> Architecture:
-    """Ernie4_5_MoeForCausalLM."""
+    """Ernie4_5_MoeForCausalLM. Tied heads are taken from a stage that has no embedding (ernie45_moe.py:550)."""
     del release
     hidden, layers = config.hidden_size, config.num_hidden_layers
     bias = config.boolean("use_bias", False)
@@ -79,6 +79,8 @@ def ernie45_moe(config: ModelConfig, release: Release) -> Architecture:
         name="Ernie4_5_MoeForCausalLM",
         family="ernie4_5_moe",
         tied=tied,
+        # 0.28 and later say 'tie_weights'
+        pp_error="AttributeError: 'PPMissingLayer' object has no attribute 'weight'" if tied else "",
         layers=common.group_layers(sparse, build),
         outside=common.place(
             embed=common.embedding(config.vocab_size, hidden),

@@ -329,6 +329,8 @@ class Architecture:
     """Class derives from SupportsMambaPrefixCaching (mamba cache mode 'all' up to 0.31)."""
     supports_pp: bool = True
     """Class derives from SupportsPP."""
+    pp_error: str = ""
+    """How the class fails while it is built with more than one pipeline stage; empty where it does not."""
     notes: tuple[str, ...] = ()
 
     @property

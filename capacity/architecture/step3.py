@@ -75,6 +75,12 @@ def step3_text(config: ModelConfig, release: Release) -> Architecture:
         name="Step3TextForCausalLM",
         family="step3",
         tied=tied,
+        # step3_text.py:321-323 asks for the key on every stage but the first
+        pp_error=(
+            "AttributeError: 'Step3TextConfig' object has no attribute 'tie_word_embeddings'"
+            if config.tie_word_embeddings is None
+            else ""
+        ),
         layers=common.group_layers([i in sparse for i in range(layers)], build),
         outside=common.llama_placement(
             config.vocab_size,
@@ -100,7 +106,7 @@ def _sparse_layers(config: ModelConfig) -> frozenset[int]:
 
 
 def step3_vl(config: ModelConfig, release: Release) -> Architecture:
-    """Step3VLForConditionalGeneration; pipeline stages other than the last break in vLLM unless tied is set."""
+    """Step3VLForConditionalGeneration."""
     return multimodal(
         step3_text(config, release), "Step3VLForConditionalGeneration", _encoder(config), modalities=("image",)
     )

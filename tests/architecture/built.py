@@ -10,13 +10,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vllm_capacity.architecture.modules import Architecture, Attention, MultiHeadLatentAttention, StateSpace
+from vllm_capacity.architecture.modules import (
+    Architecture,
+    Attention,
+    AttentionKind,
+    MultiHeadLatentAttention,
+    StateSpace,
+)
 from vllm_capacity.architecture.registry import build_architecture
 from vllm_capacity.context import RankContext
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs, EngineConfig
 from vllm_capacity.inputs.config_json import normalise
 from vllm_capacity.inputs.model_config import ModelConfig
+from vllm_capacity.kv_cache.compressed_latent import cache_parts, compressed_latent_spec
+from vllm_capacity.kv_cache.specs import KVCacheSpec, MLAAttentionSpec, SlidingWindowMLASpec
 from vllm_capacity.parallel import ParallelConfig, stage_bounds
 from vllm_capacity.releases import get_release
 
@@ -71,6 +79,7 @@ class Case:
                 sequences=f["max_num_seqs"],
                 compiled=f["compiled"],
                 backends=tuple(f["backends"]),
+                model_runner=f.get("model_runner", "V1"),
             ),
             release=get_release(f["release"]),
             device=H200,
@@ -93,6 +102,8 @@ class Case:
         for spec in self.facts["kv"]:
             if spec["type"] == "MambaSpec":
                 found["state", spec["mamba_type"].removesuffix("_attn")] += spec["layers"]
+            elif spec["type"] == "SlidingWindowMLASpec":
+                found["window", spec["head_size"], spec["sliding_window"]] += spec["layers"]
             elif spec["type"] == "MLAAttentionSpec":
                 found["latent", spec["head_size"]] += spec["layers"]
             else:
@@ -114,6 +125,7 @@ def engine(
     sequences: int = 256,
     compiled: bool = True,
     backends: tuple[str, ...] = ("FLASH_ATTN",),
+    model_runner: str = "V1",
 ) -> EngineConfig:
     """An engine with the fields that weights depend on."""
     return EngineConfig(
@@ -134,7 +146,7 @@ def engine(
         cudagraph_capture_sizes=(1,),
         compiled=compiled,
         attention_backends=backends,
-        model_runner="V1",
+        model_runner=model_runner,
         async_scheduling=True,
         enable_prefix_caching=True,
         enable_chunked_prefill=True,
@@ -160,12 +172,14 @@ def kv_layers(ctx: RankContext) -> Counter[tuple[Any, ...]]:
         for mixer in group.mixers:
             if isinstance(mixer, StateSpace):
                 found["state", STATE_NAMES.get(mixer.kind.value, mixer.kind.value)] += count
+            elif isinstance(mixer, MultiHeadLatentAttention) and mixer.compression is not None:
+                found += _compressed_layers(mixer, count)
             elif isinstance(mixer, MultiHeadLatentAttention):
                 found["latent", mixer.kv_lora_rank + mixer.qk_rope_head_dim] += count
                 if mixer.indexer is not None:
                     size = mixer.indexer.head_size
                     found["latent", size + size // 128 * 4] += count
-            elif isinstance(mixer, Attention) and not mixer.shares_kv:
+            elif isinstance(mixer, Attention) and not mixer.shares_kv and mixer.kind is not AttentionKind.ENCODER_ONLY:
                 heads = max(1, mixer.num_kv_heads // tp)
                 found[
                     "heads",
@@ -175,6 +189,25 @@ def kv_layers(ctx: RankContext) -> Counter[tuple[Any, ...]]:
                     mixer.sliding_window or mixer.chunk_size,
                 ] += count
     return found
+
+
+def _compressed_layers(mixer: MultiHeadLatentAttention, count: int) -> Counter[tuple[Any, ...]]:
+    """DeepSeek V4's caches, as the specs that the tool makes of them."""
+    release = get_release("0.33.0")
+    specs = [compressed_latent_spec(mixer, part, "fp8", 256, release) for part in cache_parts(mixer)]
+    return Counter(
+        {
+            key: count * specs_with_key
+            for key, specs_with_key in Counter(_spec_key(spec) for spec in specs).items()
+        }
+    )
+
+
+def _spec_key(spec: KVCacheSpec) -> tuple[Any, ...]:
+    if isinstance(spec, SlidingWindowMLASpec):
+        return ("window", spec.head_size, spec.sliding_window)
+    assert isinstance(spec, MLAAttentionSpec)
+    return ("latent", spec.head_size)
 
 
 @cache

@@ -23,6 +23,9 @@ UNREGISTERED = (
     "_layernorm.weight",
     "qk_norm.weight",
     "attn._",
+    "per_layer_embeddings",
+    "pre_projection_norm.weight",
+    "_mtp_hidden_buffer",
 )
 """What vLLM holds outside parameters and buffers: in the bytes, not in the table of tensors."""
 
