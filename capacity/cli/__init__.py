@@ -21,6 +21,7 @@ COMMANDS = {
     "explain": "From a vLLM log to the cause of a failure and the smallest change that fixes it.",
     "validate": "Run the real vLLM on this machine's GPUs and compare it with the plan.",
     "refine": "Fit correction factors from recorded runs.",
+    "dry-run": "Run vLLM's own start-up without a GPU and say what it allocates.",
     "models": "Search the bundled model catalogue.",
     "gpus": "Search the GPU catalogue.",
     "schema": "Print the JSON Schema of `plan --json`.",

@@ -86,12 +86,16 @@ def read_list(path: Path) -> tuple[GoldenCase, ...]:
         raise InputError(f"{path}: not a list of golden cases ({type(error).__name__}: {error})") from None
 
 
-def update(list_path: Path, output: Path, python: str, *, tell: Callable[[str], None], fresh: bool = False) -> int:
+def update(
+    list_path: Path, output: Path, python: str, *, tell: Callable[[str], None], fresh: bool = False
+) -> int:
     """Add the list's cases to `output`; those that it holds are kept unless `fresh`. Returns how many failed."""
     cases = read_list(list_path)
     if fresh:
         output.unlink(missing_ok=True)
-    done = {json.loads(line)["name"] for line in output.read_text().splitlines()} if output.exists() else set()
+    done = (
+        {json.loads(line)["name"] for line in output.read_text().splitlines()} if output.exists() else set()
+    )
     left = [case for case in cases if case.name not in done]
     failed = 0
     for gpu in dict.fromkeys(case.gpu for case in left):
@@ -110,7 +114,9 @@ def update(list_path: Path, output: Path, python: str, *, tell: Callable[[str], 
     return failed
 
 
-def _build(python: str, gpu: str, cases: list[GoldenCase]) -> Iterator[tuple[GoldenCase, dict[str, Any] | str]]:
+def _build(
+    python: str, gpu: str, cases: list[GoldenCase]
+) -> Iterator[tuple[GoldenCase, dict[str, Any] | str]]:
     device = find_device(gpu)
     with Session(python, describe_gpu(device), stub=build_stub(), warm_up=MODEL, devices=64) as session:
         self_test(session)
@@ -150,7 +156,9 @@ def build_case(session: Session, case: GoldenCase) -> dict[str, Any]:
         "block_size": resolved["block_size"],
         "available_kv_bytes": AVAILABLE_KV_BYTES,
         **{key: kv[key] for key in ("num_blocks", "tokens", "max_concurrency", "groups", "kv_tensors")},
-        "skipped_operators": sorted({name for one in built for name in one["load_exactness"]["skipped_operators"]}),
+        "skipped_operators": sorted(
+            {name for one in built for name in one["load_exactness"]["skipped_operators"]}
+        ),
         "ranks": [
             {
                 "rank": one["rank"],

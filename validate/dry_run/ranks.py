@@ -21,7 +21,9 @@ def choose_ranks(text: str, parallel: ParallelConfig) -> tuple[int, ...]:
     try:
         ranks = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
-        raise InputError(f"--ranks {text}: write ends, all, or numbers with commas, for example 0,7") from None
+        raise InputError(
+            f"--ranks {text}: write ends, all, or numbers with commas, for example 0,7"
+        ) from None
     outside = [rank for rank in ranks if not 0 <= rank < total]
     if outside:
         raise InputError(f"--ranks {text}: this layout has ranks 0 to {total - 1}")

@@ -35,8 +35,12 @@ def self_test(session: Session) -> None:
     if found["parameters"] != PARAMETERS:
         wrong.append(f"{found['parameters']:,} parameters instead of {PARAMETERS:,}")
     if found["parameter_bytes"] != BYTES_OUTSIDE:
-        wrong.append(f"{found['parameter_bytes']:,} bytes of bfloat16 parameters instead of {BYTES_OUTSIDE:,}")
+        wrong.append(
+            f"{found['parameter_bytes']:,} bytes of bfloat16 parameters instead of {BYTES_OUTSIDE:,}"
+        )
     if sum(found["load_exactness"]["skipped_operators"].values()):
         wrong.append("operators were skipped while loading")
     if wrong:
-        raise InputError(f"dry-run's self-test failed (Llama-3.1-8B): {'; '.join(wrong)}; its figures cannot be trusted here")
+        raise InputError(
+            f"dry-run's self-test failed (Llama-3.1-8B): {'; '.join(wrong)}; its figures cannot be trusted here"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -81,7 +82,9 @@ class Session:
             if not hello.get("ok"):
                 raise EngineSideError(_start_failure(python, hello.get("error") or {}))
             if hello.get("protocol") != PROTOCOL:
-                raise EngineSideError(f"the engine side speaks protocol {hello.get('protocol')!r}, this is {PROTOCOL}")
+                raise EngineSideError(
+                    f"the engine side speaks protocol {hello.get('protocol')!r}, this is {PROTOCOL}"
+                )
         except BaseException:
             self.close()
             raise
@@ -102,7 +105,9 @@ class Session:
         self._send({**message, "id": self._next_id})
         answer = self._receive(self._rank_limit_s, "answer")
         if answer.get("id") != self._next_id:
-            raise EngineSideError(f"the engine side answered request {answer.get('id')!r}, not {self._next_id}")
+            raise EngineSideError(
+                f"the engine side answered request {answer.get('id')!r}, not {self._next_id}"
+            )
         if not answer.get("ok"):
             error = answer.get("error") or {}
             kind, text = str(error.get("type", "error")), str(error.get("message", ""))
@@ -129,7 +134,9 @@ class Session:
             while b"\n" not in self._pending:
                 left = deadline - time.monotonic()
                 if left <= 0 or not selector.select(left):
-                    raise EngineSideError(f"the engine side did not {what} within {limit_s:.0f} s{self._log_end()}")
+                    raise EngineSideError(
+                        f"the engine side did not {what} within {limit_s:.0f} s{self._log_end()}"
+                    )
                 data = os.read(self._replies, 1 << 16)
                 if not data:
                     raise EngineSideError(self._died())
@@ -157,14 +164,10 @@ class Session:
     def close(self) -> None:
         """End every process of the engine side."""
         if self._process.stdin is not None:
-            try:
+            with contextlib.suppress(OSError):
                 self._process.stdin.close()
-            except OSError:
-                pass
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            pass
         processes.end(processes.Engine(self._process, self._log, Path(self._folder.name)))
         if self._replies >= 0:
             os.close(self._replies)
@@ -174,13 +177,17 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None) -> None:
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
+    ) -> None:
         self.close()
 
 
 def _environment() -> dict[str, str]:
     environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ENGINE_SIDE), environment.get("PYTHONPATH")]))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ENGINE_SIDE), environment.get("PYTHONPATH")])
+    )
     environment["PYTHONUNBUFFERED"] = "1"
     return environment
 

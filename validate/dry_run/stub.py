@@ -30,9 +30,13 @@ def build_stub(folder: Path | None = None, compiler: str | None = None) -> Path:
     target = (folder or cache_folder()) / f"stub-{key}" / SONAME
     if target.exists():
         return target
-    command = compiler or os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    command = (
+        compiler or os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    )
     if command is None:
-        raise InputError("dry-run needs a C compiler once, to build its stand-in for the CUDA driver: install gcc or set CC")
+        raise InputError(
+            "dry-run needs a C compiler once, to build its stand-in for the CUDA driver: install gcc or set CC"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(f".{os.getpid()}")
     try:

@@ -26,7 +26,7 @@ def remember_bodies() -> None:
             BODIES.setdefault(name.split("::")[-1].split(".")[0], fn)
         return register(self, op_name, fn, dispatch_key, **rest)
 
-    library.Library.impl = impl  # type: ignore[method-assign]
+    library.Library.impl = impl
 
 
 def grouped_topk(scores: Any, _n_group: int, _topk_group: int, topk: int, *_rest: Any, **_named: Any) -> Any:

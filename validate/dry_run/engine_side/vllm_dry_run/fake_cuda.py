@@ -37,8 +37,7 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, *_exc: object) -> bool:
-        return False
+    def __exit__(self, *_exc: object) -> None: ...
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream)
@@ -162,15 +161,15 @@ def install(gpu: dict[str, Any], device_count: int, ledger: Any) -> None:
     for name, value in {**shared(), **accelerator_only}.items():
         setattr(torch.accelerator, name, value)
     for module in (torch.cuda, cuda_random):
-        module._lazy_init = nothing()  # type: ignore[attr-defined]
-        module.get_rng_state = lambda _device="cuda": torch.zeros(16, dtype=torch.uint8)  # type: ignore[attr-defined]
-        module.set_rng_state = nothing()  # type: ignore[attr-defined]
-        module.get_rng_state_all = lambda: []  # type: ignore[attr-defined]
-    torch.Event, torch.Stream = Event, Stream  # type: ignore[misc,assignment]
-    torch._C._accelerator_setAllocatorSettings = nothing()  # type: ignore[attr-defined]
+        module._lazy_init = nothing()
+        module.get_rng_state = lambda _device="cuda": torch.zeros(16, dtype=torch.uint8)
+        module.set_rng_state = nothing()
+        module.get_rng_state_all = lambda: []
+    torch.Event, torch.Stream = Event, Stream
+    torch._C._accelerator_setAllocatorSettings = nothing()
     import torch._subclasses.fake_tensor as fake_tensor
 
-    fake_tensor.init_gpu_context = nothing()  # type: ignore[attr-defined]
+    fake_tensor.init_gpu_context = nothing()
     _complete_cuda_bindings()
 
 

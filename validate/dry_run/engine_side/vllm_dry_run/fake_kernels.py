@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from .tensor_ledger import TensorLedger
 
-def install() -> list[str]:
-    """After `import vllm`; returns which libraries could not be prepared (their kernels would fail when called)."""
+
+def install(ledger: TensorLedger) -> list[str]:
+    """After `import vllm`; returns which libraries could not be prepared (their kernels would fail when called). Calls that
+    are left out are noted in the ledger.
+    """
     _no_pinning()
     _no_dummy_values()
     failed = []
     for name, prepare in (("deep_gemm", _deep_gemm), ("flashinfer", _flashinfer)):
         try:
-            prepare()
+            prepare(ledger)
         except Exception as error:
             failed.append(f"{name}: {type(error).__name__}: {error}"[:200])
     return failed
@@ -31,7 +35,7 @@ def _no_pinning() -> None:
     def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
         return plain(*args, **kwargs)
 
-    torch.tensor = tensor  # type: ignore[assignment]
+    torch.tensor = tensor
 
 
 def _no_dummy_values() -> None:
@@ -63,21 +67,27 @@ def _no_dummy_values() -> None:
     reload_meta.materialize_meta_tensor = materialize_meta_tensor
 
 
-def _deep_gemm() -> None:
+def _deep_gemm(ledger: TensorLedger) -> None:
     import torch
     import vllm.utils.deep_gemm as deep_gemm
 
     deep_gemm._lazy_init()
     kernels = [name for name in dir(deep_gemm) if name.endswith("_impl") and getattr(deep_gemm, name) is not None]
 
+    def left_out(name: str) -> Any:
+        def call(*_args: Any, **_kwargs: Any) -> None:
+            ledger.skipped[f"deep_gemm.{name}"] += 1
+
+        return call
+
     def scale_layout(
-        scales: Any, mn: Any = None, k: Any = None, recipe: Any = None, num_groups: Any = None, *_a: Any, **_k: Any
+        sf: Any, mn: Any = None, k: Any = None, recipe: Any = None, num_groups: Any = None, *_a: Any, **_k: Any
     ) -> Any:
         # DeepGEMM, csrc/utils/layout.hpp: unchanged on Hopper, packed to int32 (four scales each) from Blackwell on
         if torch.cuda.get_device_capability()[0] < 10:
-            return scales
+            return sf
         groups = (num_groups,) if num_groups else ()
-        return torch.empty(*groups, mn, -(-(-(-k // 128)) // 4), dtype=torch.int32, device=scales.device)
+        return torch.empty(*groups, mn, (k + 511) // 512, dtype=torch.int32, device=sf.device)
 
     def tma_aligned(tensor: Any) -> Any:
         # DeepGEMM, get_mn_major_tma_aligned_tensor: rows padded to 16 bytes, column-major
@@ -96,10 +106,10 @@ def _deep_gemm() -> None:
         if name in special:
             setattr(deep_gemm, name, special[name])
         elif "gemm" in name or "einsum" in name or name.startswith("_grouped"):
-            setattr(deep_gemm, name, lambda *_a, **_k: None)
+            setattr(deep_gemm, name, left_out(name.strip("_").removesuffix("_impl")))
 
 
-def _flashinfer() -> None:
+def _flashinfer(ledger: TensorLedger) -> None:
     import flashinfer.jit.core as jit
 
     class Module:
@@ -108,7 +118,12 @@ def _flashinfer() -> None:
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
-            return lambda *_args, **_kwargs: 0
+
+            def call(*_args: Any, **_kwargs: Any) -> int:
+                ledger.skipped[f"flashinfer.{name}"] += 1
+                return 0
+
+            return call
 
     jit.JitSpec.build_and_load = lambda self, *_args, **_kwargs: Module()
     jit.JitSpec.build = lambda self, *_args, **_kwargs: None

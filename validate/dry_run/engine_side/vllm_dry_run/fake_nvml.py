@@ -21,12 +21,13 @@ def install(gpu: dict[str, Any], device_count: int) -> None:
     package.__package__ = "vllm.third_party"
     name = "vllm.third_party.pynvml"
     nvml_spec = importlib.util.spec_from_file_location(name, os.path.join(folder, "pynvml.py"))
-    assert nvml_spec is not None and nvml_spec.loader is not None
+    assert nvml_spec is not None
+    assert nvml_spec.loader is not None
     nvml = importlib.util.module_from_spec(nvml_spec)
     sys.modules["vllm.third_party"] = package
     sys.modules[name] = nvml
     nvml_spec.loader.exec_module(nvml)
-    package.pynvml = nvml  # type: ignore[attr-defined]
+    vars(package)["pynvml"] = nvml
     total = gpu["nvml_total_bytes"]
     answers = {
         "nvmlInit": lambda: None,

@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vllm_dry_run import custom_ops
-from vllm_dry_run.tensor_ledger import TensorLedger, source_line
+from . import custom_ops
+from .tensor_ledger import TensorLedger, source_line
 
 aten = torch.ops.aten
 PINNING = {aten.pin_memory.default, aten._pin_memory.default, aten.is_pinned.default}
@@ -34,11 +34,11 @@ NO_SHAPE = (
 )
 
 
-class _DeviceFakes(FakeTensorMode):
-    avoid_device_init = property(lambda self: True)  # type: ignore[assignment]
+class _DeviceFakes(FakeTensorMode):  # type: ignore[misc]
+    avoid_device_init = property(lambda self: True)
 
 
-class DeviceWithoutStorage(TorchDispatchMode):
+class DeviceWithoutStorage(TorchDispatchMode):  # type: ignore[misc]
     """Fakes what lives on the device and tells the ledger of it."""
 
     def __init__(self, ledger: TensorLedger) -> None:

@@ -14,7 +14,7 @@ def install(gpu: dict[str, Any]) -> None:
     import torch
     from triton.runtime import autotuner, driver, jit
 
-    from vllm_dry_run.fake_cuda import properties
+    from .fake_cuda import properties
 
     props = properties(gpu)
 

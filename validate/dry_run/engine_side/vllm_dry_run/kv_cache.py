@@ -87,8 +87,8 @@ def plan(config: Any, specs: list[dict[str, Any]], available: list[int]) -> dict
         configs = _find("get_kv_cache_configs")(*arguments)
         scheduler = _find("generate_scheduler_kv_cache_config")(configs)
         if not scheduler.kv_cache_groups:
-            return {"num_blocks": 0, "tokens": 0, "max_concurrency": 0.0, "groups": [], "kv_tensors": 0, "bytes": [0] * len(specs),
-                    "max_model_len": config.model_config.max_model_len}  # fmt: skip
+            empty = {"num_blocks": 0, "tokens": 0, "max_concurrency": 0.0, "groups": [], "kv_tensors": 0}
+            return {**empty, "bytes": [0] * len(specs), "max_model_len": config.model_config.max_model_len}
         concurrency = _find("get_max_concurrency_for_kv_cache_config")(config, scheduler)
         return {
             "num_blocks": scheduler.num_blocks,

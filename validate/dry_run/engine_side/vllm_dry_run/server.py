@@ -67,8 +67,8 @@ def _prepare(hello: dict[str, Any]) -> Any:
         "VLLM_LOGGING_LEVEL": "WARNING", "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(hello["devices"]))),
     }.items():  # fmt: skip
         os.environ[name] = value
-    from vllm_dry_run import custom_ops, fake_cuda, fake_nvml, fake_triton
-    from vllm_dry_run.tensor_ledger import TensorLedger
+    from . import custom_ops, fake_cuda, fake_nvml, fake_triton
+    from .tensor_ledger import TensorLedger
 
     fake_cuda.load_stub(hello["stub"])
     ledger: Any = TensorLedger()
@@ -76,11 +76,12 @@ def _prepare(hello: dict[str, Any]) -> Any:
     fake_cuda.install(hello["gpu"], hello["devices"], ledger)
     fake_triton.install(hello["gpu"])
     fake_nvml.install(hello["gpu"], hello["devices"])
-    import vllm  # noqa: F401
+    import vllm
 
-    from vllm_dry_run import fake_kernels, fake_tensors  # noqa: F401
+    from . import fake_kernels, fake_parameters, fake_tensors, kv_cache, worker  # noqa: F401
 
-    ledger.unprepared = fake_kernels.install()
+    ledger.unprepared = fake_kernels.install(ledger)
+    fake_parameters.install()
     import vllm.engine.arg_utils
     import vllm.v1.worker.gpu_worker  # noqa: F401
 
@@ -97,7 +98,7 @@ def _warm_up(model: str) -> None:
     """Make a configuration once, so that what it imports is there in every fork."""
     import vllm.model_executor.models.registry as registry
 
-    from vllm_dry_run import engine
+    from . import engine
 
     registry._run_in_subprocess = lambda function: function()
     job = {"model": model, "flags": [], "usage": "server", "rank": 0}
@@ -123,7 +124,7 @@ def _answer(request: dict[str, Any], ledger: Any, states: dict[int, Any]) -> dic
 
 
 def _rank(job: dict[str, Any], ledger: Any) -> dict[str, Any]:
-    from vllm_dry_run import worker
+    from . import worker
 
     os.environ.update(job["environment"])
     result, specs, config = worker.run(job, ledger)
@@ -134,7 +135,7 @@ def _rank(job: dict[str, Any], ledger: Any) -> dict[str, Any]:
 
 
 def _plan_kv(states: list[Any], available: list[int]) -> dict[str, Any]:
-    from vllm_dry_run import kv_cache
+    from . import kv_cache
 
     config = states[0][1]
     return {"ok": True, "result": kv_cache.plan(config, [specs for specs, _config in states], available)}
@@ -149,11 +150,11 @@ def _in_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         status = 1
         try:
             try:
-                answer = work()
+                made = work()
             except BaseException as error:
-                answer = {"ok": False, "error": _error(error)}
+                made = {"ok": False, "error": _error(error)}
             with os.fdopen(writing, "wb") as pipe:
-                pipe.write(pickle.dumps(answer))
+                pipe.write(pickle.dumps(made))
             status = 0
         finally:
             os._exit(status)

@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections import Counter
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 ROUNDING = 512
@@ -80,13 +81,13 @@ class TensorLedger:
 def source_frames() -> tuple[str, ...]:
     """The nearest lines of vLLM on the stack."""
     found: list[str] = []
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < FRAMES:
         path = frame.f_code.co_filename
         marker = path.rfind("/site-packages/vllm/")
         if marker >= 0:
             found.append(f"{path[marker + len('/site-packages/'):]}:{frame.f_lineno} {frame.f_code.co_name}")
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return tuple(found)
 
 

@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from typing import Any
 
-from vllm_dry_run import engine, fake_distributed, kv_cache
-from vllm_dry_run.tensor_ledger import ROUNDING, TensorLedger
+from . import engine, fake_distributed, kv_cache
+from .tensor_ledger import ROUNDING, TensorLedger
 
 LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -21,7 +21,7 @@ def run(job: dict[str, Any], ledger: TensorLedger) -> tuple[dict[str, Any], dict
     """
     import vllm.model_executor.models.registry as registry
 
-    from vllm_dry_run.fake_tensors import DeviceWithoutStorage
+    from .fake_tensors import DeviceWithoutStorage
 
     begin = time.monotonic()
     registry._run_in_subprocess = lambda function: function()  # a process of its own would see the real machine

@@ -1,0 +1,164 @@
+"""The ledger of a dry-run: terms that vLLM's own code made, and those that only the analytical plan knows.
+
+Seen: every tensor that Python makes. Unseen: what CUDA, NCCL and the driver take, graphs, memory inside kernels, the
+allocator's rounding beyond 512 bytes, and what compiling does to the peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vllm_capacity.budget import Account, account_of
+from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
+from vllm_capacity.plan import Plan, Status
+from vllm_capacity.validate.dry_run import exactness
+from vllm_capacity.weights.groups import role_of
+
+SEEN = "vLLM's own code, run on tensors without storage"
+UNSEEN = "from the analytical plan: not visible without a GPU"
+COMPILED = "from the analytical plan: the dry-run profiles eagerly"
+KEPT_FROM_PLAN = ("allocator_rounding", "cublas_workspace")
+"""Terms of PyTorch's allocator that no operator makes."""
+_REPLACED = (Lifetime.LOAD, Lifetime.RUNNER_INIT, Lifetime.PROFILE_TRANSIENT, Lifetime.PROFILE_PERSISTENT)
+
+
+def rank_terms(
+    built: Mapping[str, Any], planned: Sequence[MemoryTerm], *, compiled: bool, plan: Plan | None, stage: int
+) -> tuple[MemoryTerm, ...]:
+    """The ledger of one rank. `planned` is the plan's for the same rank, empty where there is none."""
+    terms = [*_weights(built), *_runner(built), *_activation(built)]
+    if compiled and plan is not None:
+        terms.append(_compiling(planned, plan, stage))
+    for t in planned:
+        if t.component is Component.KV_CACHE:
+            continue
+        seen = (
+            t.allocator is Allocator.TORCH
+            and t.lifetime in _REPLACED
+            and t.component is not Component.CUDA_GRAPHS
+        )
+        if not seen or t.name in KEPT_FROM_PLAN:
+            terms.append(replace(t, note=f"{UNSEEN}; {t.note}" if t.note else UNSEEN))
+    return tuple(terms)
+
+
+def is_unseen(t: MemoryTerm) -> bool:
+    return t.note.startswith((UNSEEN, COMPILED))
+
+
+def role(name: str) -> str:
+    """The plan's name for a group of parameters, from a parameter's path with layers starred."""
+    inner = name.rpartition(".*.")[2] if ".layers.*." in name or ".*." in name else name
+    if ".experts." in name:
+        return "experts"
+    return role_of(inner.removeprefix("language_model.").removeprefix("model."))
+
+
+def _weights(built: Mapping[str, Any]) -> list[MemoryTerm]:
+    sums: dict[str, int] = {}
+    for group in built["groups"]:
+        name = role(group["name"])
+        sums[name] = sums.get(name, 0) + group["bytes"]
+    other = built["weights_exact_bytes"] - sum(sums.values())
+    if other:
+        sums["other_weights"] = other
+    note = _not_exact(exactness.weights_reasons(built))
+    return [
+        term(
+            name,
+            Component.WEIGHTS,
+            "measured",
+            lifetime=Lifetime.LOAD,
+            source=SEEN,
+            note=note,
+            measured=n_bytes,
+        )
+        for name, n_bytes in sums.items()
+    ]
+
+
+def _runner(built: Mapping[str, Any]) -> list[MemoryTerm]:
+    return [
+        term(
+            "runner_buffers",
+            Component.RUNNER_BUFFERS,
+            "measured",
+            lifetime=Lifetime.RUNNER_INIT,
+            source=SEEN,
+            measured=built["runner_buffers_bytes"],
+        )
+    ]
+
+
+def _activation(built: Mapping[str, Any]) -> list[MemoryTerm]:
+    profile = built.get("profile")
+    if profile is None:
+        return []
+    peak = profile["vllm_peak_bytes"]
+    if peak is None:
+        peak = profile["peak_bytes"]
+    kept = min(profile["kept_bytes"], peak)
+    note = _not_exact(exactness.activation_reasons(built))
+    return [
+        term("eager_peak", Component.ACTIVATION, "peak - kept", lifetime=Lifetime.PROFILE_TRANSIENT, source=SEEN, note=note,
+             peak=peak, kept=kept),
+        term("kept_after_profile", Component.WORKSPACE, "kept", lifetime=Lifetime.PROFILE_PERSISTENT, source=SEEN, note=note,
+             kept=kept),
+    ]  # fmt: skip
+
+
+def _compiling(planned: Sequence[MemoryTerm], plan: Plan, stage: int) -> MemoryTerm:
+    """What the analytical model says that torch.compile adds to the eager peak (less than 0: takes away)."""
+    eager = eager_plan(plan)
+    compiled = _activation_bytes(planned, plan)
+    here = next(kind for kind in eager.ranks if kind.ranks[0][1] == stage)
+    difference = compiled - here.budget.totals[Account.ACTIVATION]
+    return term(
+        "compiled_less_eager",
+        Component.ACTIVATION,
+        "compiled - eager",
+        lifetime=Lifetime.PROFILE_TRANSIENT,
+        source="activations/peak.py of this tool, with and without torch.compile",
+        note=COMPILED,
+        compiled=compiled,
+        eager=compiled - difference,
+    )
+
+
+def eager_plan(plan: Plan) -> Plan:
+    """The same plan with --enforce-eager."""
+    from vllm_capacity.planner import make_plan
+
+    other = make_plan(
+        plan.config,
+        replace(plan.engine.args, enforce_eager=True),
+        plan.device,
+        plan.release,
+        used_by_others_bytes=plan.used_by_others_bytes,
+        suggestions=False,
+    )
+    assert isinstance(other, Plan), Status.DOES_NOT_START
+    return other
+
+
+def _activation_bytes(planned: Sequence[MemoryTerm], plan: Plan) -> int:
+    return sum(t.n_bytes for t in planned if account_of(t, plan.release) is Account.ACTIVATION)
+
+
+def graph_term(n_bytes: int) -> MemoryTerm:
+    """The plan's estimate, as the accounting takes it."""
+    return term(
+        "cuda_graph_estimate",
+        Component.CUDA_GRAPHS,
+        "estimate",
+        lifetime=Lifetime.AFTER_PROFILE,
+        source="v1/worker/gpu_model_runner.py: profile_cudagraph_memory",
+        note=UNSEEN,
+        estimate=n_bytes,
+    )
+
+
+def _not_exact(why: Sequence[str]) -> str:
+    return f"not exact: {'; '.join(why)}" if why else ""
