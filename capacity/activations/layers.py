@@ -266,6 +266,8 @@ def _mla(
     """Inside the MLA operation: residual, q, latent, output, and the dummy that stands for the projected-up
     context.
     """
+    if mixer.compression is not None:
+        return _compressed(sizes, mixer, kept)
     heads = share(mixer.num_heads, sizes.tp)
     held = 0 if ctx.engine.compiled else sizes.hidden
     tokens = transient(
@@ -305,6 +307,30 @@ def _mla(
         )
         terms = [tokens, max(dummy, logits, key=lambda t: t.n_bytes)]
     return phase("MLA", (*kept, *terms))
+
+
+def _compressed(sizes: Sizes, mixer: MultiHeadLatentAttention, kept: tuple[MemoryTerm, ...]) -> Phase:
+    """DeepSeek V4: q, its copy padded to the kernel's 64 or 128 heads, and the padded output; nothing is projected up.
+
+    Source: models/deepseek_v4/attention.py: _fused_qnorm_rope_kv_insert (profile branch), forward (0.22.0, 0.26.0).
+    """
+    heads = share(mixer.num_heads, sizes.tp)
+    padded = 64 if heads <= 64 else 128
+    tokens = transient(
+        "compressed_attention",
+        "tokens * (hidden + q_lora + (heads + (2 if heads < padded else 1) * padded) * head) * el",
+        "models/deepseek_v4/attention.py: forward",
+        note="the hyper-connections' streams are not counted",
+        high=sizes.tokens * (8 * sizes.hidden + (heads + 4 * padded) * mixer.v_head_dim) * sizes.el,
+        tokens=sizes.tokens,
+        hidden=sizes.hidden,
+        q_lora=mixer.q_lora_rank or 0,
+        heads=heads,
+        padded=padded,
+        head=mixer.v_head_dim,
+        el=sizes.el,
+    )
+    return phase("MLA", (*kept, tokens))
 
 
 def _state_space(sizes: Sizes, mixer: StateSpace, kept: tuple[MemoryTerm, ...]) -> Phase:

@@ -5,6 +5,8 @@ Source: v1/worker/workspace.py: WorkspaceManager.get_simultaneous (0.26.0): each
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vllm_capacity.activations.live import Sizes, persistent
 from vllm_capacity.activations.moe import moe_workspace
 from vllm_capacity.architecture.modules import MultiHeadLatentAttention
@@ -14,8 +16,59 @@ from vllm_capacity.ledger import MemoryTerm
 
 def shared_workspace(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
     """The largest user on this stage: MoE layers or the sparse-attention indexer; empty without any."""
-    users = [t for t in (moe_workspace(ctx, sizes), _indexer(ctx)) if t is not None and t.n_bytes]
-    return (max(users, key=lambda t: t.n_bytes),) if users else ()
+    users = [t for t in (moe_workspace(ctx, sizes), _indexer(ctx), _gathered_keys(ctx)) if t is not None and t.n_bytes]
+    if not users:
+        return ()
+    largest = max(users, key=lambda t: t.n_bytes)
+    return (_per_micro_batch(largest) if splits_batches(ctx) else largest,)
+
+
+def splits_batches(ctx: RankContext) -> bool:
+    """True where the profile run works on two halves of the batch: `--enable-dbo` over data-parallel ranks.
+
+    Source: v1/worker/dp_utils.py: coordinate_batch_across_dp; config/parallel.py: use_ubatching (0.26.0).
+    """
+    args = ctx.engine.args
+    asked = args.other("enable_dbo") or int(args.other("ubatch_size", 0)) > 1
+    threshold = int(args.other("dbo_prefill_token_threshold", 512))
+    return bool(asked) and ctx.engine.parallel.dp > 1 and ctx.engine.max_num_batched_tokens >= threshold
+
+
+def _per_micro_batch(workspace: MemoryTerm) -> MemoryTerm:
+    """One buffer per half batch, each for half the tokens: together as large as one for all.
+
+    A batch that one rank does not split needs a whole buffer in the first place: the upper bound. Source:
+    v1/worker/gpu_worker.py: init_workspace_manager(device, num_ubatches) (0.19.0 to 0.33.0).
+    """
+    note = "2 workspaces, each for half the batch (--enable-dbo)"
+    return replace(
+        workspace, high=workspace.high + workspace.n_bytes // 2, note="; ".join(filter(None, (workspace.note, note)))
+    )
+
+
+def _gathered_keys(ctx: RankContext) -> MemoryTerm | None:
+    """DeepSeek V4: bf16 keys of four prompts, each the compressed context, the window and the batch.
+
+    Source: models/deepseek_v4/nvidia/flashmla.py: forward_mqa (profile branch), PREFILL_CHUNK_SIZE (0.22.0, 0.26.0).
+    """
+    mixers = [m for group, _ in ctx.layers for m in group.mixers]
+    found = [m for m in mixers if isinstance(m, MultiHeadLatentAttention) and m.compression is not None]
+    if not found:
+        return None
+    kept = {m.compression.ratio: m for m in found if m.compression is not None}
+    ratio = min((r for r in kept if r > 1), default=0)
+    mixer = kept[ratio] if ratio else found[0]
+    return persistent(
+        "gathered_keys_workspace",
+        "round_up(4 * (cdiv(max_model_len, ratio) * compressed + window + tokens) * head * 2, 256)",
+        "models/deepseek_v4/nvidia/flashmla.py: forward_mqa (profile branch)",
+        max_model_len=ctx.engine.max_model_len,
+        ratio=max(ratio, 1),
+        compressed=int(ratio > 1),
+        window=mixer.compression.sliding_window if mixer.compression else 0,
+        tokens=ctx.engine.max_num_batched_tokens,
+        head=mixer.v_head_dim,
+    )
 
 
 def _indexer(ctx: RankContext) -> MemoryTerm | None:
