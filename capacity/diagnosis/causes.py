@@ -24,6 +24,8 @@ class RuntimeCause(StrEnum):
     MEMORY_CHANGED = "memory_changed"
     OUT_OF_MEMORY = "out_of_memory"
     """The GPU ran out of memory at a step that the log does not show."""
+    ENGINE_FAILED = "engine_failed"
+    """The engine failed, and no line ties it to memory."""
 
 
 Cause = Reason | RuntimeCause

@@ -345,6 +345,16 @@ def _size(n_bytes: float) -> str:
     return f"{n_bytes / MIB:,.2f} MiB" if n_bytes < GIB else gib(n_bytes)
 
 
+def _engine_failed(start: StartRecord, failure: Failure) -> Described:
+    return (
+        None,
+        f"The engine failed {PHASE_WORDS[start.phase]}, and no line of the log ties it to memory",
+        "The first traceback of a worker, above this line, says why; if it is cut off, give the log from "
+        "its beginning.",
+        None,
+    )
+
+
 DESCRIBE: dict[Cause, Callable[[StartRecord, Failure], Described]] = {
     Reason.FREE_BELOW_REQUESTED: _free_below,
     Reason.NO_KV_MEMORY: _no_kv,
@@ -357,4 +367,5 @@ DESCRIBE: dict[Cause, Callable[[StartRecord, Failure], Described]] = {
     RuntimeCause.HOST_MEMORY: _host,
     RuntimeCause.SHARED_MEMORY: _shared,
     RuntimeCause.MEMORY_CHANGED: _changed,
+    RuntimeCause.ENGINE_FAILED: _engine_failed,
 }

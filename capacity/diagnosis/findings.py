@@ -30,6 +30,7 @@ PAGES: dict[str, str] = {
     RuntimeCause.SHARED_MEMORY: "shared-memory",
     RuntimeCause.MEMORY_CHANGED: "error-in-memory-profiling",
     RuntimeCause.OUT_OF_MEMORY: "cuda-out-of-memory",
+    RuntimeCause.ENGINE_FAILED: "engine-core-initialization-failed",
 }
 """Cause -> page of docs/errors/."""
 
@@ -39,6 +40,7 @@ _KIND_CAUSES: dict[FailureKind, Cause] = {
     FailureKind.HOST_MEMORY: RuntimeCause.HOST_MEMORY,
     FailureKind.SHARED_MEMORY: RuntimeCause.SHARED_MEMORY,
     FailureKind.MEMORY_CHANGED: RuntimeCause.MEMORY_CHANGED,
+    FailureKind.OTHER: RuntimeCause.ENGINE_FAILED,
 }
 _RANK = {
     FailureKind.REFUSAL: 0,
@@ -126,6 +128,8 @@ _LOGPROBS = frozenset({"_get_prompt_logprobs_dict"})
 
 
 def _confidence(failure: Failure) -> Confidence:
+    if failure.kind is FailureKind.OTHER:
+        return Confidence.LOW
     if failure.kind is not FailureKind.OUT_OF_MEMORY or failure.phase_from in ("traceback", "message"):
         return Confidence.HIGH
     return Confidence.MEDIUM if failure.phase_from == "progress" else Confidence.LOW

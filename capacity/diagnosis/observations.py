@@ -283,10 +283,11 @@ def missing_lines(start: StartRecord) -> Iterator[str]:
 def logged_budget(start: StartRecord) -> str | None:
     """The budget as far as the log states it, in one sentence."""
     requested, available = start.smallest("requested_gib"), start.smallest("available_kv_gib")
+    weights = "weights_gib" if start.largest("weights_gib") is not None else "model_loading_gib"
     parts = [
         f"{words} {value:g}"
         for field, words in (
-            ("weights_gib", "weights"),
+            (weights, "weights"),
             ("consumed_gib", "consumed"),
             ("activation_peak_gib", "activation peak"),
             ("non_torch_gib", "non-torch"),

@@ -85,6 +85,12 @@ def rebuild(start: StartRecord, given: Given) -> tuple[Rebuilt | None, tuple[str
     except CapacityError as error:
         missing.append(f"a plan of this run: {error}")
         return None, tuple(missing), tuple(assumed)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # A log can hold any arguments; what the log itself says stays worth reporting without a plan.
+        missing.append(
+            f"a plan of this run: the planner failed ({type(error).__name__}: {error}); please report it"
+        )
+        return None, tuple(missing), tuple(assumed)
     if isinstance(plan, RefusedPlan):
         missing.append(f"a plan of this run: {plan.verdict.message}")
         return None, tuple(missing), tuple(assumed)

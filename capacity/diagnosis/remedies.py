@@ -71,6 +71,7 @@ def _planned(start: StartRecord, finding: Finding, rebuilt: Rebuilt) -> Iterator
         RuntimeCause.SHARED_MEMORY,
         RuntimeCause.MEMORY_CHANGED,
         RuntimeCause.WORKSPACE_LOCKED,
+        RuntimeCause.ENGINE_FAILED,
     ):
         return
     if finding.cause is RuntimeCause.KV_CACHE_FULL:

@@ -24,6 +24,7 @@ class FailureKind(StrEnum):
     MEMORY_CHANGED = "memory_changed"
     """Free memory grew while vLLM profiled: another process went away."""
     OTHER = "other"
+    """The engine failed; the line does not say why."""
 
 
 class Phase(StrEnum):
@@ -263,7 +264,8 @@ REFUSALS = (
         Reason.INVALID_LAYOUT,
         r"must be divisible by tensor parallel size|not divisible by tensor "
         r"parallel|"
-        r"is not divisible by weight quantization block|World size \(?\d+\)? is larger than the number "
+        r"is not divisible by weight quantization block|AssertionError: \d+ is not divisible by \d+|World "
+        r"size \(?\d+\)? is larger than the number "
         r"of available GPUs|"
         r"Tensor parallel size \(\d+\) exceeds available GPUs",
     ),
@@ -313,12 +315,20 @@ _OTHERS: tuple[tuple[FailureKind, re.Pattern[str], tuple[str, ...]], ...] = (
         ),
         (),
     ),
+    (
+        FailureKind.OTHER,
+        re.compile(
+            r"Engine core initialization failed|WorkerProc initialization failed|EngineCore failed to start|"
+            r"EngineCore encountered a fatal error"
+        ),
+        (),
+    ),
 )
 
 MAY_FAIL = re.compile(
     r"memory|max seq len|Mamba|locked|space|divisible|larger than|not supported|failed|us "
     r"error|alloc|needs?|Killed|code|"
-    r"OOM|OutOfMemory|SIGKILL|exceeds|No KV cache room",
+    r"fatal error|OOM|OutOfMemory|SIGKILL|exceeds|No KV cache room",
 )
 """A cheap test: no failure without one of these."""
 

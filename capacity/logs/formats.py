@@ -67,6 +67,7 @@ _USAGE = (
 FORMATS: tuple[Format, ...] = (
     # -- who runs what
     _format("api_version", "server version", r"(?:API|gRPC) server version:? (\S+)", "version_text"),
+    _format("banner_version", "version ", r"[█▀▄]\s+version (\d\S*)", "version_text"),
     _format(
         "engine_version",
         "LLM engine (v",

@@ -104,7 +104,7 @@ _CARRIER = re.compile(
     r"""^\s*(?:
         \[pod/[\w.-]+/[\w.-]+\]\s                                  # kubectl logs --prefix
       | (?:[\w.-]+/)?[\w.-]+\s+[\w.-]+\s+(?=\d{4}-\d\d-\d\dT)      # stern
-      | \d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\s  # --timestamps
+      | \d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\s(?:\|\s)?  # --timestamps
       | (?:stdout|stderr)\s[FP]\s                                  # CRI files
       | [\w.-]+\s*\|\s                                             # docker compose
       | [A-Z][a-z]{2}\s+\d+\s\d\d:\d\d:\d\d\s\S+\s\S+?\[\d+\]:\s   # journald

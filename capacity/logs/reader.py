@@ -33,6 +33,9 @@ _SMALLEST = frozenset({"available_kv_gib", "kv_tokens", "max_concurrency"})
 """Printed once per pipeline stage or engine by one process: the smallest decides."""
 _COMMAND = re.compile(r"(?:^|[+$#>] |\s)((?:[A-Z][A-Z0-9_]*=\S+ )*vllm serve \S.*)$")
 
+_HUB_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/")
+"""A model given as its folder in the Hub's cache."""
+
 _NEXT: dict[str, Phase] = {
     "engine_version": Phase.INIT,
     "loading_model": Phase.LOAD,
@@ -178,7 +181,8 @@ class LogReader:
     @staticmethod
     def _model(start: StartRecord, model: object) -> None:
         if isinstance(model, str) and start.model is None:
-            start.model = model[:300]
+            cached = _HUB_CACHE.search(model)
+            start.model = f"{cached[1]}/{cached[2]}" if cached else model[:300]
 
     # -- figures
     # -----------------------------------------------------------------------------------------------
@@ -189,7 +193,7 @@ class LogReader:
         start = self._current(line)
         phase = _NEXT.get(kind)
         if phase is not None:
-            self._phases[line.process] = phase
+            self._phases[_process_key(line)] = phase
             if _ORDER.index(phase) > _ORDER.index(start.phase):
                 start.phase = phase
         if _running(start.running, kind, values):
@@ -197,9 +201,14 @@ class LogReader:
             if "preempted_requests" in values:
                 start.evidence["preempted"] = _evidence(line)
             return
-        if line.process not in start.processes and len(start.processes) >= KEPT_PROCESSES:
-            return
-        figures = start.processes.setdefault(line.process, Figures())
+        key = _process_key(line)
+        if key not in start.processes:
+            # A worker calls itself "Worker" until it knows its rank: the same process under its new name.
+            early = start.processes.pop(f"Worker pid={line.pid}", None)
+            if early is None and len(start.processes) >= KEPT_PROCESSES:
+                return
+            start.processes[key] = early or Figures()
+        figures = start.processes[key]
         for name, value in values.items():
             field = name.removesuffix("_text")
             if field not in _FIGURES:
@@ -226,14 +235,14 @@ class LogReader:
     def _traceback(self, line: Line) -> bool:
         text = line.text
         if text.startswith("Traceback (most recent call last)"):
-            self._frames[line.process] = []
+            self._frames[_process_key(line)] = []
             if len(self._frames) > KEPT_PROCESSES:
                 self._frames.clear()
             return True
         if "File" in text:
             frame = _FRAME.match(text)
             if frame:
-                frames = self._frames.setdefault(line.process, [])
+                frames = self._frames.setdefault(_process_key(line), [])
                 frames.append(frame[1][:120])
                 if len(frames) > KEPT_FRAMES:
                     del frames[0]
@@ -242,7 +251,7 @@ class LogReader:
 
     def _failure(self, line: Line, found: Found) -> None:
         start = self._current(line)
-        frames = self._frames.pop(line.process, [])
+        frames = self._frames.pop(_process_key(line), [])
         phase, source = phase_of_frames(frames), "traceback"
         if phase is None:
             phase, source = phase_of_words(line.text), "message"
@@ -285,7 +294,7 @@ class LogReader:
 
     def _reached(self, line: Line, start: StartRecord) -> Phase:
         """How far the process came; progress bars carry no prefix and count for every process."""
-        own = self._phases.get(line.process)
+        own = self._phases.get(_process_key(line))
         if own is None:
             return start.phase
         return max(own, self._phases.get("", own), key=_ORDER.index)
@@ -339,6 +348,10 @@ def _running(running: Running, kind: str, values: dict[str, Value]) -> bool:
     else:
         return False
     return True
+
+
+def _process_key(line: Line) -> str:
+    return f"Worker pid={line.pid}" if line.process == "Worker" and line.pid is not None else line.process
 
 
 def _evidence(line: Line) -> Evidence:

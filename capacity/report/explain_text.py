@@ -21,11 +21,7 @@ def explain_lines(record: LogRecord, diagnosis: Diagnosis) -> Iterator[str]:
     start = diagnosis.start
     finding = diagnosis.finding
     if finding is None:
-        yield (
-            "Nothing is wrong in this log."
-            if diagnosis.came_up
-            else "No error in this log, but the start does not end in it."
-        )
+        yield _no_finding(diagnosis)
     else:
         yield f"{finding.headline}."
         component = f", component {finding.component.value}" if finding.component else ""
@@ -58,6 +54,12 @@ def explain_lines(record: LogRecord, diagnosis: Diagnosis) -> Iterator[str]:
         yield "Not in this log"
         for text in (*diagnosis.missing, *diagnosis.assumptions):
             yield from _wrapped(text, "  - ", "    ")
+
+
+def _no_finding(diagnosis: Diagnosis) -> str:
+    if diagnosis.came_up:
+        return "Nothing is wrong in this log."
+    return f"No error in this log, but the start does not end in it; next would be: {diagnosis.start.phase.value}."
 
 
 def _finding(finding: Finding, diagnosis: Diagnosis) -> Iterator[str]:

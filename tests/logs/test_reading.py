@@ -303,3 +303,35 @@ def test_lines_keep_their_numbers() -> None:
         (2, "c"),
         (3, AVAILABLE),
     ]
+
+
+def test_a_worker_keeps_its_figures_when_it_learns_its_rank() -> None:
+    start = read_lines(
+        [
+            "(Worker pid=442) DEBUG 04-22 01:42:54 [v1/worker/gpu_worker.py:1] worker requested memory: "
+            "75.23GiB",
+            "(Worker pid=443) DEBUG 04-22 01:42:54 [v1/worker/gpu_worker.py:1] worker requested memory: "
+            "75.23GiB",
+            "(Worker_PP1 pid=443) INFO 04-22 01:43:54 [v1/worker/gpu_worker.py:1] Available KV cache "
+            "memory: 69.8 GiB",
+        ]
+    ).last
+    assert start is not None
+    assert start.processes.keys() == {"Worker pid=442", "Worker_PP1"}
+    assert start.processes["Worker_PP1"].requested_gib == 75.23
+
+
+def test_the_banner_names_the_release() -> None:
+    line = "(APIServer pid=1) INFO 04-22 01:42:32 [entrypoints/utils.py:299]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.19.0"
+    start = read_lines([line]).last
+    assert start is not None
+    assert start.version == "0.19.0"
+
+
+def test_a_model_in_the_hubs_cache_gets_its_id() -> None:
+    path = "/data/hub/models--deepseek-ai--DeepSeek-V4-Flash/snapshots/60d8d70770c6776f"
+    start = read_lines(
+        [f"Initializing a V1 LLM engine (v0.27.1) with config: model='{path}', dtype=torch.bfloat16"]
+    ).last
+    assert start is not None
+    assert start.model == "deepseek-ai/DeepSeek-V4-Flash"

@@ -528,6 +528,27 @@ def refusals() -> None:
         "unsupported_by_release",
     )
 
+    scenario(
+        "layout_vocabulary_does_not_divide",
+        Log("0.19.0", worker="(Worker_TP4 pid=446) ")
+        .begin("Qwen/Qwen3-14B", tensor_parallel_size=5)
+        .fails("AssertionError: 151936 is not divisible by 5", "load_model", "divide", "ensure_divisibility"),
+        "invalid_layout",
+        origin="the line of a public sweep (llm-d-planner, vLLM 0.19.0, tp 5)",
+    )
+    scenario(
+        "engine_stopped_from_outside",
+        Log("0.19.0")
+        .begin("some/unknown-model", tensor_parallel_size=4)
+        .fails(
+            "Exception: WorkerProc initialization failed due to an exception in a background process. See "
+            "stack trace for root cause.",
+            "wait_for_ready",
+        ),
+        "engine_failed",
+        confidence="low",
+    )
+
 
 def out_of_memory() -> None:
     sampler = (
