@@ -6,6 +6,8 @@ Source: `_get_backend_priorities` and `get_attn_backend_cls` (platforms/cuda.py:
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from vllm_capacity.architecture.modules import (
     Architecture,
     Attention,
@@ -149,19 +151,24 @@ def layer_backends(
         mixer, kv_cache_dtype, dtype, parallel, block_size=block_size, mm_prefix=mm_prefix, softcap=softcap,
         float32_state=float32_state,
     )  # fmt: skip
-    name = _select(query, device, release, requested)
-    sizes, multiples = kernel_blocks(name, query, device, release)
-    version = flash_attention_version(query, device, release) if name.startswith("FLASH_ATTN") else None
-    layouts = supported_layouts(name, query, device, release)
-    backend = AttentionBackend(
-        name=name, kernel_block_sizes=sizes, takes_multiples=multiples, fa_version=version, layouts=layouts
-    )
+    backend = _answer(query, device, release, requested)
     if isinstance(mixer, MultiHeadLatentAttention) and mixer.indexer is not None:
         indexer = AttentionBackend(
             name="DEEPSEEK_V32_INDEXER", kernel_block_sizes=(64,), takes_multiples=False
         )
         return (indexer, backend)
     return (backend,)
+
+
+@lru_cache(maxsize=512)
+def _answer(query: AttentionQuery, device: Device, release: Release, requested: str | None) -> AttentionBackend:
+    name = _select(query, device, release, requested)
+    sizes, multiples = kernel_blocks(name, query, device, release)
+    version = flash_attention_version(query, device, release) if name.startswith("FLASH_ATTN") else None
+    layouts = supported_layouts(name, query, device, release)
+    return AttentionBackend(
+        name=name, kernel_block_sizes=sizes, takes_multiples=multiples, fa_version=version, layouts=layouts
+    )
 
 
 def _compressed_latent_backends(

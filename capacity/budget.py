@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from functools import cache
 
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm
@@ -35,6 +36,7 @@ class Account(StrEnum):
 
 _DURING_PROFILE = frozenset({Lifetime.PROFILE_TRANSIENT, Lifetime.PROFILE_PERSISTENT})
 _BETWEEN_SNAPSHOTS = frozenset({Lifetime.RUNNER_INIT, Lifetime.LOAD, Lifetime.PROFILE_PERSISTENT})
+_UNTIL_PEAK = _BETWEEN_SNAPSHOTS | {Lifetime.PROFILE_TRANSIENT}
 
 INSIDE = (Account.WEIGHTS, Account.ACTIVATION, Account.NON_TORCH, Account.RUNNER_BUFFERS)
 """The accounts that are subtracted from the requested share."""
@@ -48,19 +50,24 @@ def account_of(term: MemoryTerm, release: Release) -> Account:
     no figure. From 0.27.0 (feature `consumed_accounting`): free memory before minus after, plus the transient peak, so
     every persistent byte between the two snapshots counts.
     """
-    if term.component is Component.KV_CACHE:
+    return _account(term.component, term.allocator, term.lifetime, release.has("consumed_accounting"))
+
+
+@cache
+def _account(component: Component, allocator: Allocator, lifetime: Lifetime, consumed: bool) -> Account:
+    if component is Component.KV_CACHE:
         return Account.KV_CACHE
-    if term.allocator is Allocator.HOST:
+    if allocator is Allocator.HOST:
         return Account.OUTSIDE
-    if term.component is Component.CUDA_GRAPHS:
+    if component is Component.CUDA_GRAPHS:
         return Account.CUDA_GRAPHS
-    if term.allocator is Allocator.CUDA:
-        return Account.NON_TORCH if term.lifetime in _BETWEEN_SNAPSHOTS else Account.OUTSIDE
-    if term.lifetime is Lifetime.LOAD:
+    if allocator is Allocator.CUDA:
+        return Account.NON_TORCH if lifetime in _BETWEEN_SNAPSHOTS else Account.OUTSIDE
+    if lifetime is Lifetime.LOAD:
         return Account.WEIGHTS
-    if term.lifetime in _DURING_PROFILE:
+    if lifetime in _DURING_PROFILE:
         return Account.ACTIVATION
-    if term.lifetime is Lifetime.RUNNER_INIT and release.has("consumed_accounting"):
+    if lifetime is Lifetime.RUNNER_INIT and consumed:
         return Account.RUNNER_BUFFERS
     return Account.OUTSIDE
 
@@ -115,12 +122,12 @@ def rank_budget(
     VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS after the release's default. With `kv_cache_memory_bytes` vLLM skips the
     subtraction and takes that figure (gpu_worker.py, `determine_available_memory`).
     """
-    accounts = tuple(account_of(t, release) for t in terms)
+    accounts = tuple([account_of(t, release) for t in terms])
     totals = dict.fromkeys(Account, 0)
     slack_low = slack_high = 0
     for t, account in zip(terms, accounts, strict=True):
         totals[account] += t.n_bytes
-        if account in INSIDE:
+        if t.low != t.high and account in INSIDE:
             slack_low += t.n_bytes - t.low
             slack_high += t.high - t.n_bytes
     before = [t for t in terms if t.lifetime is Lifetime.BEFORE_SNAPSHOT and t.allocator is not Allocator.HOST]
@@ -148,14 +155,14 @@ def rank_budget(
         available_kv_bytes=available,
         available_low=available_low,
         available_high=available_high,
-        profile_peak_bytes=device_bytes(terms, _BETWEEN_SNAPSHOTS | {Lifetime.PROFILE_TRANSIENT}),
+        profile_peak_bytes=device_bytes(terms, _UNTIL_PEAK),
     )
 
 
 def device_bytes(terms: Iterable[MemoryTerm], lifetimes: Iterable[Lifetime]) -> int:
     """Sum over the terms that live on the device with one of these lifetimes."""
     wanted = frozenset(lifetimes)
-    return sum(t.n_bytes for t in terms if t.lifetime in wanted and t.allocator is not Allocator.HOST)
+    return sum([t.n_bytes for t in terms if t.lifetime in wanted and t.allocator is not Allocator.HOST])
 
 
 PERSISTENT = frozenset(

@@ -100,8 +100,12 @@ def _holds(when: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
 
 def user_file() -> Path:
     """Where a user's calibration lives."""
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "vllm-capacity" / "calibration.yaml"
+    return Path(_user_path())
+
+
+def _user_path() -> str:
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.join(base, "vllm-capacity", "calibration.yaml")
 
 
 def load_calibration(path: str | Path | None = None) -> Calibration:
@@ -110,11 +114,21 @@ def load_calibration(path: str | Path | None = None) -> Calibration:
     'none' leaves the user's file out.
     """
     if path == "none":
-        return Calibration(_built_in(), "built-in")
-    extra = user_file() if path is None else Path(path)
-    if path is None and not extra.is_file():
         return _shipped()
-    return Calibration((*_read(extra, str(extra)), *_built_in()), str(extra))
+    extra = _user_path() if path is None else str(path)
+    try:
+        stat = os.stat(extra)
+    except OSError:
+        if path is None:
+            return _shipped()
+        return _extended(extra, 0, 0)
+    return _extended(extra, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=8)
+def _extended(path: str, changed_ns: int, size: int) -> Calibration:
+    """Time of change and size are there so that a plan after a new measurement sees it."""
+    return Calibration((*_read(Path(path), path), *_built_in()), path)
 
 
 _active: ContextVar[Calibration | None] = ContextVar("calibration", default=None)
@@ -193,7 +207,7 @@ def facts(device: Device, engine: EngineConfig, release: Release) -> dict[str, A
         "sm": device.sm,
         "tp": engine.parallel.tp,
         "world": engine.parallel.world_size * engine.parallel.dp,
-        "torch": dict(release.pins).get("torch"),
+        "torch": release.torch,
         "runner": engine.model_runner,
         "nvls": engine.environment.get("NCCL_NVLS_ENABLE", "1") != "0",
         "fused_all_reduce": _fuses_all_reduce(device, engine),

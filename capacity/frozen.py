@@ -83,7 +83,7 @@ _SHARED: dict[str, Callable[..., Any]] = {
 
 def _compile_init(cls: type[Any]) -> Callable[..., None]:
     """`__init__` as the standard decorator writes it: positional fields, keyword-only ones, `__post_init__`."""
-    scope: dict[str, Any] = {"_set": object.__setattr__, "_missing": MISSING}
+    scope: dict[str, Any] = {"_missing": MISSING}
     positional: list[str] = []
     keyword_only: list[str] = []
     body: list[str] = []
@@ -97,7 +97,8 @@ def _compile_init(cls: type[Any]) -> Callable[..., None]:
             parameter = f"{name}=_missing"
             value = f"_make_{name}() if {name} is _missing else {name}"
         (keyword_only if f.kw_only else positional).append(parameter)
-        body.append(f" _set(self, {name!r}, {value})")
+        scope[f"_set_{name}"] = getattr(cls, name).__set__  # the slot itself: object.__setattr__ is slower
+        body.append(f" _set_{name}(self, {value})")
     if hasattr(cls, "__post_init__"):
         body.append(" self.__post_init__()")
     parameters = ", ".join(["self", *positional, *(["*", *keyword_only] if keyword_only else [])])

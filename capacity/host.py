@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from vllm_capacity.engine import EngineConfig
 from vllm_capacity.inputs.model_config import ModelConfig
@@ -29,15 +29,21 @@ def message_queue_bytes(world_size: int, broadcast_chunk_mib: int = 16) -> int:
 
 
 def host_needs(
-    config: ModelConfig, engine: EngineConfig, ranks: Iterable[tuple[int, tuple[MemoryTerm, ...]]], parameter_bytes: int
+    config: ModelConfig,
+    engine: EngineConfig,
+    ranks: Iterable[tuple[int, tuple[MemoryTerm, ...]]],
+    parameter_bytes: Callable[[], int],
 ) -> HostNeeds:
-    """Needs of all engines of this plan together; `ranks` gives each kind of rank's count and terms."""
+    """Needs of all engines of this plan together; `ranks` gives each kind of rank's count and terms.
+
+    `parameter_bytes` is asked where the checkpoint's size is not known.
+    """
     pinned = sum(n * t.n_bytes for n, terms in ranks for t in terms if t.allocator is Allocator.HOST)
     chunk = int(engine.environment.get("VLLM_MQ_MAX_CHUNK_BYTES_MB", 16))
     known = config.facts.get("checkpoint_bytes")
     return HostNeeds(
         pinned_bytes=pinned,
         shared_memory_bytes=engine.parallel.dp * message_queue_bytes(engine.parallel.world_size, chunk),
-        checkpoint_bytes=int(known) if known else parameter_bytes,
+        checkpoint_bytes=int(known) if known else parameter_bytes(),
         checkpoint_bytes_source=str(config.facts.get("checkpoint_bytes_source", "recorded")) if known else "parameters as loaded on one GPU",
     )

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from enum import StrEnum
-from functools import lru_cache
+from functools import cache
+from operator import itemgetter
 from typing import Any
 
 from vllm_capacity.frozen import dataclass
@@ -69,16 +70,20 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=None)
-def _compiled(formula: str) -> tuple[Callable[..., Any], tuple[str, ...]]:
-    names = tuple(n for n in compile(formula, "<formula>", "eval").co_names if n not in _FUNCTIONS)
-    return eval(f"lambda {', '.join(names)}: {formula}", {"__builtins__": {}, **_FUNCTIONS}), names
+@cache
+def _compiled(formula: str) -> tuple[Callable[..., Any], Callable[[Mapping[str, Any]], tuple[Any, ...]]]:
+    """The formula as a function, and what takes its arguments out of a mapping."""
+    names = [n for n in compile(formula, "<formula>", "eval").co_names if n not in _FUNCTIONS]
+    function = eval(f"lambda {', '.join(names)}: {formula}", {"__builtins__": {}, **_FUNCTIONS})
+    if len(names) > 1:
+        return function, itemgetter(*names)
+    return function, lambda values: tuple(values[name] for name in names)
 
 
 def evaluate(formula: str, values: Mapping[str, int | float]) -> int:
     """The integer a formula gives; formulas are literals of this package, never user input."""
-    function, names = _compiled(formula)
-    return int(function(*[values[name] for name in names]))
+    function, arguments = _compiled(formula)
+    return int(function(*arguments(values)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from vllm_capacity.host import host_needs
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.kv_cache.grouping import group_layers, project
 from vllm_capacity.kv_cache.layers import layer_specs
-from vllm_capacity.kv_cache.planning import KVCachePlan, StageKV, plan_kv_cache
+from vllm_capacity.kv_cache.planning import KVCachePlan, KVPool, StageKV, fill, kv_pool
 from vllm_capacity.kv_cache.specs import KVCacheGroup, KVLayers
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads import graph_estimate, overhead_terms
@@ -36,7 +36,7 @@ from vllm_capacity.plan import Plan, RankPlan, RefusedPlan, Status, Verdict
 from vllm_capacity.releases.release import Release
 from vllm_capacity.verdict import SAMPLER_WARMUP, judge
 from vllm_capacity.weights.layout import check_layout
-from vllm_capacity.weights.rank import parameter_total, rank_weights
+from vllm_capacity.weights.rank import RankWeights, parameter_total, rank_weights
 from vllm_capacity.weights.terms import load_peak_bytes, weight_terms
 
 
@@ -104,7 +104,8 @@ def _plan(
     groups = group_layers(layers, release, hybrid_disabled=engine.hybrid_kv_cache_manager_disabled)
     stages = stage_bounds(architecture.num_hidden_layers, engine.parallel)
     kinds = _rank_kinds(config, architecture, engine, device, release, layers, groups, stages, used_by_others_bytes)
-    kv_cache = _kv_cache(layers, kinds, engine, release, stages, groups, _AVAILABLE)
+    pool = kv_pool(layers, engine, release, stages=stages if len(stages) > 1 else (), groups=groups)
+    kv_cache = _kv_cache(pool, kinds, _AVAILABLE)
     ranks = tuple(_rank_plan(kind, kv_cache, engine) for kind in kinds)
     verdict = judge(
         ranks,
@@ -113,12 +114,11 @@ def _plan(
         device=device,
         release=release,
         used_by_others_bytes=used_by_others_bytes,
-        at_low=_kv_cache(layers, kinds, engine, release, stages, groups, _LOW),
-        at_high=_kv_cache(layers, kinds, engine, release, stages, groups, _HIGH),
+        at_low=_kv_cache(pool, kinds, _LOW),
+        at_high=_kv_cache(pool, kinds, _HIGH),
         concurrency=concurrency,
     )
     counted = [(len(kind.ranks), kind.terms) for kind in kinds]
-    single = replace(kinds[0].context, engine=replace(engine, parallel=replace(engine.parallel, tp=1, pp=1, dp=1)))
     return Plan(
         config=config,
         architecture=architecture,
@@ -131,7 +131,7 @@ def _plan(
         ranks=ranks,
         kv_cache=kv_cache,
         verdict=verdict,
-        host=host_needs(config, engine, counted, _parameter_bytes(single, architecture)),
+        host=host_needs(config, engine, counted, lambda: _parameter_bytes(kinds[0].context)),
         coverage=coverage(kinds[0].context),
         warnings=(
             *warnings, *unmodelled_warnings(args, release), *engine.notes, *architecture.notes, *layers.notes,
@@ -163,9 +163,16 @@ def _request_warnings(ranks: Sequence[RankPlan], device: Device, used_by_others_
     return request_warnings(fullest.terms, left)
 
 
-def _parameter_bytes(context: RankContext, architecture: Architecture) -> int:
-    whole = tuple((group, len(group.indices)) for group in architecture.layers)
-    return sum(g.n_bytes for g in rank_weights(replace(context, layers=whole, pp_rank=0)).groups if not g.buffer)
+def _parameter_bytes(context: RankContext) -> int:
+    """Bytes of all parameters as one GPU loads them."""
+    engine = replace(context.engine, parallel=replace(context.engine.parallel, tp=1, pp=1, dp=1))
+    whole = tuple((group, len(group.indices)) for group in context.architecture.layers)
+    return _stored_bytes(rank_weights(replace(context, engine=engine, layers=whole, pp_rank=0)))
+
+
+@lru_cache(maxsize=64)
+def _stored_bytes(weights: RankWeights) -> int:
+    return sum(group.n_bytes for group in weights.groups if not group.buffer)
 
 
 def _rank_kinds(
@@ -234,21 +241,14 @@ def _estimates_graphs(engine: EngineConfig, release: Release) -> bool:
 _AVAILABLE, _LOW, _HIGH = "available_kv_bytes", "available_low", "available_high"
 
 
-def _kv_cache(
-    layers: KVLayers,
-    kinds: Sequence[_RankKind],
-    engine: EngineConfig,
-    release: Release,
-    stages: tuple[tuple[int, int], ...],
-    groups: tuple[KVCacheGroup, ...],
-    which: str,
-) -> KVCachePlan:
+def _kv_cache(pool: KVPool, kinds: Sequence[_RankKind], which: str) -> KVCachePlan:
     """The KV cache of the whole engine from what each stage's fullest rank has left."""
-    available = [
-        min(getattr(kind.budget, which) for kind in kinds if kind.context.pp_rank == stage) for stage in range(len(stages))
-    ]
-    return plan_kv_cache(
-        layers, available, engine, release, stages=stages if len(stages) > 1 else (), groups=groups
+    return fill(
+        pool,
+        [
+            min([getattr(kind.budget, which) for kind in kinds if kind.context.pp_rank == stage])
+            for stage in range(len(pool.per_stage))
+        ],
     )
 
 

@@ -70,25 +70,23 @@ class _Use:
     sampler_warmup: int
 
     def during(self, lifetimes: Iterable[Lifetime]) -> int:
-        return sum(self.by_lifetime.get(lifetime, 0) for lifetime in lifetimes)
+        return sum([self.by_lifetime[lifetime] for lifetime in lifetimes])
 
 
 def _uses(ranks: Sequence[RankPlan]) -> tuple[list[_Use], list[_Use], list[_Use]]:
     """Nominal, worst and best use of each rank, in one pass over its terms."""
     nominal, worst, best = [], [], []
     for rank in ranks:
-        sums: dict[Lifetime, int] = {}
-        highs: dict[Lifetime, int] = {}
-        lows: dict[Lifetime, int] = {}
+        sums, highs, lows = (dict.fromkeys(Lifetime, 0) for _ in range(3))
         warmup = [0, 0, 0]
         for t in rank.terms:
-            if t.allocator is Allocator.HOST or t.component is Component.KV_CACHE:
+            if not t.high or t.allocator is Allocator.HOST or t.component is Component.KV_CACHE:
                 continue
             if t.name == SAMPLER_WARMUP:
                 warmup = [t.n_bytes, t.high, t.low]
-            sums[t.lifetime] = sums.get(t.lifetime, 0) + t.n_bytes
-            highs[t.lifetime] = highs.get(t.lifetime, 0) + t.high
-            lows[t.lifetime] = lows.get(t.lifetime, 0) + t.low
+            sums[t.lifetime] += t.n_bytes
+            highs[t.lifetime] += t.high
+            lows[t.lifetime] += t.low
         nominal.append(_Use(rank, sums, warmup[0]))
         worst.append(_Use(rank, highs, warmup[1]))
         best.append(_Use(rank, lows, warmup[2]))

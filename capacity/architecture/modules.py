@@ -255,9 +255,12 @@ class MixtureOfExperts:
 FeedForward = DenseMLP | MixtureOfExperts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerGroup:
-    """Layers that are equal in everything but their index. `mixers` are usually one; Falcon-H1 has two."""
+    """Layers that are equal in everything but their index; a group is equal only to itself.
+
+    `mixers` are usually one; Falcon-H1 has two.
+    """
 
     indices: tuple[int, ...]
     modules: tuple[Module, ...]
@@ -275,9 +278,9 @@ class Placement(StrEnum):
     EVERY = "every"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Placed:
-    """A module outside the layers and where it is built."""
+    """A module outside the layers and where it is built; equal only to itself."""
 
     module: Module
     placement: Placement

@@ -143,69 +143,117 @@ def plan_kv_cache(
     stages: Sequence[tuple[int, int]] = (),
     groups: tuple[KVCacheGroup, ...] | None = None,
 ) -> KVCachePlan:
-    """The plan for `available_bytes[s]` bytes of KV memory per rank on pipeline stage s.
+    """The plan for `available_bytes[s]` bytes of KV memory per rank on pipeline stage s; as `kv_pool` and `fill`."""
+    return fill(kv_pool(layers, engine, release, stages=stages, groups=groups), available_bytes)
 
-    `stages` are the decoder layer bounds of each stage (`parallel.stage_bounds`), not needed for one stage.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPool:
+    """The pool of an engine before its memory is known. Groups, bytes of one block and of one request by stage."""
+
+    layers: KVLayers
+    engine: EngineConfig
+    release: Release
+    groups: tuple[KVCacheGroup, ...]
+    per_stage: tuple[tuple[KVCacheGroup, ...], ...]
+    block_bytes: tuple[int, ...]
+    request_bytes: tuple[int, ...]
+    limits: RequestLimits
+
+
+def kv_pool(
+    layers: KVLayers,
+    engine: EngineConfig,
+    release: Release,
+    *,
+    stages: Sequence[tuple[int, int]] = (),
+    groups: tuple[KVCacheGroup, ...] | None = None,
+) -> KVPool:
+    """`stages` are the decoder layer bounds of each stage (`parallel.stage_bounds`), not needed for one stage.
     `groups` are those of `group_layers` where the caller has them already. Raises RefusedError where vLLM
-    cannot group the layers; a lack of memory is `plan.refusal`.
+    cannot group the layers.
     """
-    if len(available_bytes) != max(len(stages), 1):
-        raise InputError(f"{len(available_bytes)} KV memory sizes for {max(len(stages), 1)} pipeline stages")
     if groups is None:
         groups = group_layers(layers, release, hybrid_disabled=engine.hybrid_kv_cache_manager_disabled)
     limits = request_limits(engine, release, encoder_tokens=layers.encoder_tokens)
-    if not groups:
-        return _attention_free(layers, engine, limits, release)
     _check_context_parallel(groups, engine)
     per_stage = project(groups, layers, stages)
-    block_bytes = [
-        bytes_per_block(part, release, block_outermost=layers.block_outermost) for part in per_stage
-    ]
-    planned = _planned_bytes(available_bytes, block_bytes, engine, release)
+    block_bytes = tuple(
+        bytes_per_block(part, release, block_outermost=layers.block_outermost) if groups else 0
+        for part in per_stage
+    )
+    needed = tuple(
+        request_bytes(part, limits, release, block_bytes=block) if groups else 0
+        for part, block in zip(per_stage, block_bytes, strict=True)
+    )
+    return KVPool(
+        layers=layers, engine=engine, release=release, groups=groups, per_stage=per_stage,
+        block_bytes=block_bytes, request_bytes=needed, limits=limits,
+    )  # fmt: skip
+
+
+def fill(pool: KVPool, available_bytes: Sequence[int]) -> KVCachePlan:
+    """The plan for `available_bytes[s]` bytes of KV memory per rank on pipeline stage s.
+
+    A lack of memory is `plan.refusal`. Raises InputError for another number of stages.
+    """
+    if len(available_bytes) != len(pool.per_stage):
+        raise InputError(f"{len(available_bytes)} KV memory sizes for {len(pool.per_stage)} pipeline stages")
+    engine, release, limits = pool.engine, pool.release, pool.limits
+    if not pool.groups:
+        return _attention_free(pool.layers, engine, limits, release)
+    planned = _planned_bytes(available_bytes, pool.block_bytes, engine, release)
     checked = planned
     if release.has("null_block_in_admission"):
-        checked = [n - block for n, block in zip(planned, block_bytes, strict=True)]
+        checked = [n - block for n, block in zip(planned, pool.block_bytes, strict=True)]
     refusal: Refusal | None = None
+    needed = pool.request_bytes
     if engine.max_model_len_auto:
         fitted = min(
             estimate_max_model_len(part, limits, release, n_bytes, block_bytes=block)
-            for part, n_bytes, block in zip(per_stage, checked, block_bytes, strict=True)
+            for part, n_bytes, block in zip(pool.per_stage, checked, pool.block_bytes, strict=True)
         )
         if fitted <= 0:
             refusal = auto_fit_refusal(checked)
         else:
             limits = replace(limits, max_model_len=fitted)
-    needed = [
-        request_bytes(part, limits, release, block_bytes=block)
-        for part, block in zip(per_stage, block_bytes, strict=True)
-    ]
-    for stage, part in enumerate(per_stage):
-        if refusal is not None:
-            break
-        if checked[stage] <= 0:
-            refusal = missing_memory_refusal(checked[stage], stage, release)
-        elif needed[stage] > checked[stage]:
-            fits = estimate_max_model_len(
-                part, limits, release, checked[stage], block_bytes=block_bytes[stage]
+            needed = tuple(
+                request_bytes(part, limits, release, block_bytes=block)
+                for part, block in zip(pool.per_stage, pool.block_bytes, strict=True)
             )
-            refusal = memory_refusal(
-                limits.max_model_len, needed[stage], checked[stage], fits, stage, release
-            )
-    own = [max(n // block, 0) for n, block in zip(planned, block_bytes, strict=True)]
+    if refusal is None:
+        refusal = _check_memory(pool, limits, needed, checked)
+    own = [max(n // block, 0) for n, block in zip(planned, pool.block_bytes, strict=True)]
     if engine.num_gpu_blocks_override is not None:
         own = [engine.num_gpu_blocks_override] * len(own)
     num_blocks = min(own)
     if refusal is None:
-        refusal = _check_states(groups, num_blocks, engine, release)
-    parts = zip(per_stage, available_bytes, block_bytes, own, needed, strict=True)
+        refusal = _check_states(pool.groups, num_blocks, engine, release)
+    parts = zip(pool.per_stage, available_bytes, pool.block_bytes, own, needed, strict=True)
     return _plan(
-        layers, groups, num_blocks, limits, engine, release, refusal,
-        tuple(_stage(part, n, block, b, need, num_blocks, limits) for part, n, block, b, need in parts),
+        pool.groups, num_blocks, limits, engine, release, refusal,
+        tuple([_stage(part, n, block, b, need, num_blocks, limits) for part, n, block, b, need in parts]),
     )  # fmt: skip
 
 
+def _check_memory(
+    pool: KVPool, limits: RequestLimits, needed: Sequence[int], checked: Sequence[int]
+) -> Refusal | None:
+    """The first stage without KV memory or without room for one request (`_check_enough_kv_cache_memory`)."""
+    for stage, part in enumerate(pool.per_stage):
+        if checked[stage] <= 0:
+            return missing_memory_refusal(checked[stage], stage, pool.release)
+        if needed[stage] > checked[stage]:
+            fits = estimate_max_model_len(
+                part, limits, pool.release, checked[stage], block_bytes=pool.block_bytes[stage]
+            )
+            return memory_refusal(
+                limits.max_model_len, needed[stage], checked[stage], fits, stage, pool.release
+            )
+    return None
+
+
 def _plan(
-    layers: KVLayers,
     groups: tuple[KVCacheGroup, ...],
     num_blocks: int,
     limits: RequestLimits,

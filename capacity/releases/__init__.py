@@ -12,7 +12,7 @@ from functools import cache
 from vllm_capacity.errors import InputError
 from vllm_capacity.releases.features import FEATURES
 from vllm_capacity.releases.release import Release, version_key
-from vllm_capacity.releases.wheels import WHEELS
+from vllm_capacity.releases.wheels import WHEELS, Wheel
 
 __all__ = ["Release", "get_release", "newest_release", "supported_releases"]
 
@@ -40,14 +40,15 @@ def get_release(version: str) -> Release:
     name = version.strip().removeprefix("v")
     for wheel in WHEELS:
         if wheel.version == name:
-            return _build(wheel.version, wheel.pins)
+            return _build(wheel)
     raise InputError(_refusal(version.strip()))
 
 
-def _build(version: str, pins: tuple[tuple[str, str], ...]) -> Release:
-    key = version_key(version)
+@cache
+def _build(wheel: Wheel) -> Release:
+    key = version_key(wheel.version)
     return Release(
-        version=version,
+        version=wheel.version,
         features=frozenset(
             feature.name
             for feature in FEATURES
@@ -55,7 +56,7 @@ def _build(version: str, pins: tuple[tuple[str, str], ...]) -> Release:
             and (feature.until is None or key <= version_key(feature.until))
         ),
         known=frozenset(feature.name for feature in FEATURES),
-        pins=pins,
+        pins=wheel.pins,
     )
 
 

@@ -21,9 +21,11 @@ class Feature:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Release:
-    """A release whose wheel was read. Ask `release.has("feature name")`; unknown names raise KeyError."""
+    """A release whose wheel was read, one object for each. Ask `release.has("feature name")`; unknown names raise
+    KeyError.
+    """
 
     version: str
     features: frozenset[str] = field(repr=False)
@@ -32,9 +34,16 @@ class Release:
     """What the wheel pins: (("torch", "2.11.0"), ...)."""
 
     def has(self, feature: str) -> bool:
+        if feature in self.features:
+            return True
         if feature not in self.known:
             raise KeyError(feature)
-        return feature in self.features
+        return False
+
+    @property
+    def torch(self) -> str | None:
+        """The PyTorch version that the wheel pins."""
+        return next((version for name, version in self.pins if name == "torch"), None)
 
     @property
     def key(self) -> tuple[int, ...]:
