@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from vllm_capacity.activations.peak import ActivationPeak, activation_peak
 from vllm_capacity.advice import suggestions as suggest
+from vllm_capacity.architecture.adapters import as_pooling_model, without_window
 from vllm_capacity.architecture.modules import Architecture
 from vllm_capacity.architecture.registry import build_architecture
 from vllm_capacity.budget import PERSISTENT, Account, RankBudget, device_bytes, rank_budget
@@ -19,6 +20,7 @@ from vllm_capacity.context import RankContext
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs, EngineConfig
 from vllm_capacity.engine_defaults import resolve_engine
+from vllm_capacity.engine_defaults.facts import pooling_conversion
 from vllm_capacity.errors import RefusedError
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.host import host_needs
@@ -97,8 +99,11 @@ def _plan(
     concurrency: int | None,
     warnings: tuple[str, ...],
 ) -> Plan:
-    architecture = _architecture(config, release)
-    engine = resolve_engine(args, config, architecture, device, release)
+    given = config
+    if args.other("disable_sliding_window"):
+        config = _without_window(config)
+    architecture = _architecture(config, release, pooling_conversion(args))
+    engine = resolve_engine(args, given, architecture, device, release)
     check_layout(architecture, engine.parallel, release)
     layers = layer_specs(config, architecture, engine, device, release)
     groups = group_layers(layers, release, hybrid_disabled=engine.hybrid_kv_cache_manager_disabled)
@@ -120,7 +125,7 @@ def _plan(
     )
     counted = [(len(kind.ranks), kind.terms) for kind in kinds]
     return Plan(
-        config=config,
+        config=given,
         architecture=architecture,
         parameters=_parameters(architecture),
         device=device,
@@ -141,7 +146,21 @@ def _plan(
 
 
 @lru_cache(maxsize=64)
-def _architecture(config: ModelConfig, release: Release) -> Architecture:
+def _without_window(config: ModelConfig) -> ModelConfig:
+    return without_window(config)
+
+
+@lru_cache(maxsize=64)
+def _architecture(config: ModelConfig, release: Release, conversion: str) -> Architecture:
+    """The model's architecture as it is run; `conversion` makes a pooling model of a generator."""
+    architecture = _as_stored(config, release)
+    if conversion and architecture.runner_type == "generate":
+        return as_pooling_model(architecture, config, classify=conversion == "classify")
+    return architecture
+
+
+@lru_cache(maxsize=64)
+def _as_stored(config: ModelConfig, release: Release) -> Architecture:
     architecture = build_architecture(config, release)
     tensors = config.facts.get("tensors")
     if not tensors:

@@ -29,10 +29,11 @@ RECORDED_TORCH = ("2.10", "2.11")
 def compiles_embedding(ctx: RankContext) -> bool:
     """Whether the compiled graph of this rank starts with the lookup of token ids.
 
-    Multimodal models look ids up outside the graph and pass embeddings in; later pipeline stages get hidden
-    states.
+    Multimodal models, and all with `--enable-prompt-embeds`, look ids up outside the graph and pass embeddings
+    in; later pipeline stages get hidden states.
     """
-    return ctx.engine.compiled and ctx.is_first_stage and not ctx.architecture.is_multimodal
+    outside = ctx.architecture.is_multimodal or ctx.engine.args.other("enable_prompt_embeds")
+    return ctx.engine.compiled and ctx.is_first_stage and not outside
 
 
 def compile_phase(ctx: RankContext, sizes: Sizes) -> Phase | None:

@@ -13,6 +13,7 @@ from vllm_capacity.activations.sampler import final_phases, flashinfer_rows, nee
 from vllm_capacity.activations.workspace import shared_workspace
 from vllm_capacity.context import RankContext
 from vllm_capacity.device import Device
+from vllm_capacity.errors import InputError
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 
@@ -135,21 +136,31 @@ def _cublas(ctx: RankContext) -> tuple[MemoryTerm, ...]:
     return (cublas_workspace(ctx, Lifetime.PROFILE_PERSISTENT),)
 
 
-def cublas_bytes(device: Device) -> int:
-    """PyTorch's cuBLAS workspace per stream: 32 MiB from Hopper on, 8.125 MiB before."""
+def cublas_bytes(device: Device, environment: Mapping[str, str]) -> int:
+    """PyTorch's cuBLAS workspace per stream: 32 MiB from Hopper on, 8.125 MiB before, or CUBLAS_WORKSPACE_CONFIG.
+
+    That is ':SIZE:COUNT' in KiB, once or several times (':4096:2:16:8'). Raises InputError for anything else.
+    """
+    given = environment.get("CUBLAS_WORKSPACE_CONFIG")
+    if given:
+        numbers = given.removeprefix(":").split(":")
+        if not given.startswith(":") or len(numbers) % 2 or not all(n.isdecimal() and len(n) < 10 for n in numbers):
+            raise InputError(f"CUBLAS_WORKSPACE_CONFIG={given:.40} must be pairs :SIZE:COUNT, for example :4096:8")
+        return sum(int(size) * int(count) * 1024 for size, count in zip(numbers[::2], numbers[1::2], strict=True))
     return 4096 * 8 * 1024 if device.sm >= 90 else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
 def cublas_workspace(ctx: RankContext, lifetime: Lifetime) -> MemoryTerm:
     """The cuBLAS workspace with the lifetime that the release gives it."""
-    n_bytes = cublas_bytes(ctx.device)
+    n_bytes = cublas_bytes(ctx.device, ctx.engine.environment)
+    given = "CUBLAS_WORKSPACE_CONFIG" in ctx.engine.environment
     return term(
         "cublas_workspace",
         Component.WORKSPACE,
         "workspace",
         lifetime=lifetime,
         source="PyTorch, ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize",
-        low=n_bytes if ctx.device.sm <= 90 else 4096 * 1024 * 2 + 16 * 1024 * 8,
+        low=n_bytes if ctx.device.sm <= 90 or given else 4096 * 1024 * 2 + 16 * 1024 * 8,
         note="CUBLAS_WORKSPACE_CONFIG changes it",
         workspace=n_bytes,
     )

@@ -46,6 +46,17 @@ def runner_type(args: EngineArgs, architecture: Architecture) -> str:
     return "pooling" if args.other("convert", "auto") in ("embed", "classify") else architecture.runner_type
 
 
+def pooling_conversion(args: EngineArgs) -> str:
+    """'embed' or 'classify' where the flags make a pooling model of a generator, else ''.
+
+    `--convert`, and `embed` for a generator with `--runner pooling` (config/model.py: _get_convert_type, 0.26.0).
+    """
+    convert = str(args.other("convert", "auto"))
+    if convert in ("embed", "classify"):
+        return convert
+    return "embed" if convert == "auto" and args.other("runner") == "pooling" else ""
+
+
 def is_moe(config: ModelConfig, architecture: Architecture) -> bool:
     """`ModelConfig.is_moe`, config/model.py: the config names at least one expert (get_num_experts,
     0.26.0).

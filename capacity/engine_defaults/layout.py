@@ -91,6 +91,24 @@ def _check_eplb(args: EngineArgs, parallel: ParallelConfig, release: Release) ->
         )
 
 
+def check_micro_batches(args: EngineArgs, device: Device, release: Release) -> None:
+    """`VllmConfig.__post_init__`, config/vllm.py: which kernels dual batch overlap works with.
+
+    Asked after the runner is settled. Raises RefusedError(INVALID_LAYOUT).
+    """
+    if not args.other("enable_dbo") and int(args.other("ubatch_size", 0)) <= 1:
+        return
+    names = ["deepep_low_latency", "deepep_high_throughput"]
+    names += ["nixl_ep"] if release.has("dbo_nixl_ep") else []
+    names += ["allgather_reducescatter"] if device.vendor == "amd" and release.has("dbo_by_platform") else []
+    backend = args.other("all2all_backend") or "allgather_reducescatter"
+    if backend not in names:
+        listed = f"{', '.join(names[:-1])}{',' if len(names) > 2 else ''} and {names[-1]}"
+        raise _layout(
+            f"Microbatching currently only supports the {listed} all2all backends. {backend} is not supported."
+        )
+
+
 def _check_context_parallel(
     args: EngineArgs, parallel: ParallelConfig, device: Device, release: Release
 ) -> None:

@@ -17,7 +17,12 @@ from vllm_capacity.engine_defaults.graphs import (
     resolve_capture_sizes,
     resolve_compilation,
 )
-from vllm_capacity.engine_defaults.layout import check_parallel, resolve_parallel, uses_batched_dp_moe
+from vllm_capacity.engine_defaults.layout import (
+    check_micro_batches,
+    check_parallel,
+    resolve_parallel,
+    uses_batched_dp_moe,
+)
 from vllm_capacity.engine_defaults.lengths import resolve_max_model_len
 from vllm_capacity.engine_defaults.runner import resolve_runner
 from vllm_capacity.engine_defaults.scheduling import (
@@ -73,6 +78,7 @@ def resolve_engine(
         args, config, architecture, device, release, pooling=pooling, speculation=speculation,
         mamba_cache_mode=mamba_mode, compilation_mode=requested_mode(args), graphs=requested_graphs(args),
     )  # fmt: skip
+    check_micro_batches(args, device, release)
     v2 = runner == "V2"
     async_scheduling = resolve_async_scheduling(args, speculation, release, pooling=pooling, runs_on_v2=v2)
     draft_len = config.facts.get("draft_max_model_len")

@@ -87,6 +87,7 @@ def merge_engine_args(
             direct[name] = value
         elif name not in ("config", "model"):
             others[name] = value
+    _merge_speculation(others)
     if allow:
         others["allow_unmodelled"] = True
     else:
@@ -98,6 +99,26 @@ def merge_engine_args(
         raise InputError(f"--usage must be server (vllm serve) or offline (the LLM class), not {usage!r:.40}")
     _check_bounds(direct)
     return EngineArgs(**direct, usage=usage, environment=environment, others=others)
+
+
+_SPECULATION = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+
+
+def _merge_speculation(others: dict[str, Any]) -> None:
+    """`--spec-*` are keys of `--speculative-config`.
+
+    `create_speculative_config`, engine/arg_utils.py (0.26.0): one key twice is an error.
+    """
+    given = {key: others.pop(name) for name, key in _SPECULATION.items() if name in others}
+    if not given:
+        return
+    config = others.get("speculative_config") or {}
+    for name, key in _SPECULATION.items():
+        if key in given and key in config:
+            raise InputError(
+                f"--{name.replace('_', '-')} and --speculative-config['{key}'] are mutually exclusive"
+            )
+    others["speculative_config"] = {**config, **given}
 
 
 def coerce(flag: Flag, value: Any) -> Any:

@@ -11,9 +11,11 @@ from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import MemoryTerm
 from vllm_capacity.overheads.all_reduce import all_reduce_terms
 from vllm_capacity.overheads.attention_buffers import attention_buffer_terms
+from vllm_capacity.overheads.connectors import connector_terms
 from vllm_capacity.overheads.cuda_context import cuda_context_terms
 from vllm_capacity.overheads.cuda_graphs import cuda_graph_terms, graph_estimate
 from vllm_capacity.overheads.encoder import encoder_terms
+from vllm_capacity.overheads.expert_parallel import expert_parallel_terms
 from vllm_capacity.overheads.flashinfer import flashinfer_terms
 from vllm_capacity.overheads.lora import lora_terms
 from vllm_capacity.overheads.nccl import nccl_terms
@@ -30,6 +32,7 @@ _PARTS = (
     all_reduce_terms,
     runner_buffer_terms,
     workspace_terms,
+    expert_parallel_terms,
     attention_buffer_terms,
     flashinfer_terms,
     cuda_graph_terms,
@@ -37,6 +40,7 @@ _PARTS = (
     lora_terms,
     speculative_terms,
     offload_terms,
+    connector_terms,
     request_terms,
     unmodelled_terms,
 )

@@ -144,7 +144,7 @@ def _pool_values(ctx: RankContext) -> dict[str, int]:
         "el": DTYPE_BYTES[ctx.engine.dtype],
         "splits": _splits(ctx),
         "heads": _split_heads(ctx),
-        "cublas": cublas_bytes(ctx.device),
+        "cublas": cublas_bytes(ctx.device, ctx.engine.environment),
     }
 
 

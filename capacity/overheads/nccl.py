@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
 
+from vllm_capacity.calibration import Measurement
 from vllm_capacity.context import RankContext
+from vllm_capacity.errors import InputError
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm
 from vllm_capacity.overheads.terms import constant, measured, nothing
+from vllm_capacity.units import MIB
 
 GROUPS = "distributed/parallel_state.py: initialize_model_parallel; device_communicators/pynccl.py"
 
@@ -36,6 +41,39 @@ def communicators(ctx: RankContext) -> tuple[str, ...]:
     return tuple(names)
 
 
+_BUFFSIZE = 4 * MIB
+"""NCCL_BUFFSIZE's default (DEFAULT_BUFFSIZE, NCCL src/transport.cc and docs: 4 MiB)."""
+_MAX_CHANNELS = 32
+"""Channels of a communicator at most without NCCL_MAX_NCHANNELS (MAXCHANNELS of NCCL 2.2x)."""
+
+
+def _bounded(ctx: RankContext, found: Measurement) -> Measurement:
+    """The measurement under NCCL_BUFFSIZE and NCCL_MAX_NCHANNELS: its buffers scale with both, the rest with neither.
+
+    How large that part is no recorded run says, so the interval grows to hold all and nothing of it.
+    """
+    size, channels = _number(ctx, "NCCL_BUFFSIZE", _BUFFSIZE), _number(ctx, "NCCL_MAX_NCHANNELS", _MAX_CHANNELS)
+    ratio = Fraction(size, _BUFFSIZE)
+    fewer = min(Fraction(1), Fraction(channels, _MAX_CHANNELS))
+    if ratio == fewer == 1:
+        return found
+    return replace(
+        found,
+        low=int(found.low * min(Fraction(1), ratio) * fewer),
+        high=int(found.high * max(Fraction(1), ratio)),
+        origin=f"{found.origin}; NCCL_BUFFSIZE and NCCL_MAX_NCHANNELS change a part of it that is not known",
+    )
+
+
+def _number(ctx: RankContext, name: str, default: int) -> int:
+    text = ctx.engine.environment.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or not 0 < int(text) <= 1 << 40:
+        raise InputError(f"{name}={text:.30} must be a positive number")
+    return int(text)
+
+
 def nccl_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     """Communicators created before the snapshot (outside the budget) and buffers that the first collectives
     allocate.
@@ -51,13 +89,11 @@ def nccl_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
             lifetime=Lifetime.BEFORE_SNAPSHOT,
         )
         return
-    from dataclasses import replace
-
     groups = [name for name in names if name != "world"]
     communicator = constant(
         "nccl_communicators",
         Component.NCCL,
-        measured(ctx, "nccl"),
+        _bounded(ctx, measured(ctx, "nccl")),
         allocator=Allocator.CUDA,
         lifetime=Lifetime.BEFORE_SNAPSHOT,
         source=GROUPS,
@@ -67,7 +103,7 @@ def nccl_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     yield constant(
         "nccl_world",
         Component.NCCL,
-        measured(ctx, "nccl_world"),
+        _bounded(ctx, measured(ctx, "nccl_world")),
         allocator=Allocator.CUDA,
         lifetime=Lifetime.BEFORE_SNAPSHOT,
         source="v1/worker/gpu_worker.py: init_worker_distributed_environment (torch.distributed)",
@@ -76,7 +112,7 @@ def nccl_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         yield constant(
             "pipeline_transfers",
             Component.NCCL,
-            measured(ctx, "pipeline_transfers"),
+            _bounded(ctx, measured(ctx, "pipeline_transfers")),
             allocator=Allocator.CUDA,
             lifetime=Lifetime.AFTER_PROFILE,
             source="first transfers between stages: the warm-up after the KV cache exists (NCCL point to point)",
@@ -85,7 +121,7 @@ def nccl_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         yield constant(
             "collective_buffers",
             Component.NCCL,
-            measured(ctx, "collectives"),
+            _bounded(ctx, measured(ctx, "collectives")),
             allocator=Allocator.CUDA,
             lifetime=Lifetime.PROFILE_PERSISTENT,
             source="first collectives of profile_run: NCCL channels, FlashInfer's all-reduce workspace",

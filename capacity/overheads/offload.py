@@ -6,7 +6,7 @@ the checkpoint holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
@@ -47,15 +47,19 @@ def offload_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         )
 
 
-def _layer_tensors(ctx: RankContext) -> list[tuple[str, int, int]]:
-    """(name, bytes of one tensor, count) of the layers' parameters in vLLM's order, per kind of layer."""
+def _layer_tensors(ctx: RankContext, only: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(name, bytes of one tensor, count) of the layers' parameters in vLLM's order, per kind of layer.
+
+    `only` (`--cpu-offload-params`, `--offload-params`) may name which: whole segments of their names
+    (model_executor/offloader/uva.py:86-95, prefetch.py:181-186; 0.26.0).
+    """
     from vllm_capacity.weights.rank import rank_weights
 
     return [
         (group.name, group.tensor_bytes, group.count)
         for section in rank_weights(ctx).layers
         for group in section.groups
-        if not group.buffer
+        if not group.buffer and (not only or any(f".{name}." in f".{group.name}." for name in only))
     ]
 
 
@@ -66,7 +70,7 @@ def _uva(ctx: RankContext, limit_gib: float) -> Iterator[MemoryTerm]:
     Source: `_maybe_offload_to_cpu`, model_executor/offloader/uva.py:68-104 (0.26.0); decoder layers only.
     """
     limit = int(limit_gib * GIB)
-    tensors = _layer_tensors(ctx)
+    tensors = _layer_tensors(ctx, ctx.engine.args.other("cpu_offload_params", ()))
     total = sum(n_bytes * count for _, n_bytes, count in tensors)
     largest = max((n_bytes for _, n_bytes, _ in tensors), default=0)
     moved = min(total, limit)
@@ -111,7 +115,8 @@ def _prefetch(ctx: RankContext, group_size: int) -> Iterator[MemoryTerm]:
     per_group = int(ctx.engine.args.other("offload_num_in_group", 1))
     step = int(ctx.engine.args.other("offload_prefetch_step", 1))
     layers = sum(count for _, count in ctx.layers)
-    total = sum(n_bytes * count for _, n_bytes, count in _layer_tensors(ctx))
+    tensors = _layer_tensors(ctx, ctx.engine.args.other("offload_params", ()))
+    total = sum(n_bytes * count for _, n_bytes, count in tensors)
     layer = total // max(1, layers)
     offloaded = layers // group_size * per_group + max(0, layers % group_size - (group_size - per_group))
     yield from _moved(offloaded * layer, offloaded * layer, PREFETCH, f"{offloaded} of {layers} layers")

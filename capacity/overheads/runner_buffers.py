@@ -52,7 +52,7 @@ def _v2(ctx: RankContext) -> Iterator[MemoryTerm]:
         sequences=sequences,
         max_model_len=engine.max_model_len,
     )
-    if architecture.is_multimodal:
+    if architecture.is_multimodal or engine.args.other("enable_prompt_embeds"):
         yield term(
             "inputs_embeds",
             BUFFERS,

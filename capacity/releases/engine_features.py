@@ -243,6 +243,11 @@ ENGINE_FEATURES: tuple[Feature, ...] = (
             "FLEX_ATTENTION can be captured in full graphs"),
     Feature("triton_mla_single_token_graphs", "0.26.0", "0.30.0", "v1/attention/backends/mla/triton_mla.py",
             "TRITON_MLA captures single-token decode only; before and after, uniform batches"),
+    # -- micro-batches
+    Feature("dbo_nixl_ep", "0.24.0", None, "config/vllm.py: VllmConfig.__post_init__",
+            "dual batch overlap also works with --all2all-backend nixl_ep"),
+    Feature("dbo_by_platform", "0.33.0", None, "config/vllm.py: VllmConfig.__post_init__",
+            "on ROCm, dual batch overlap also works with allgather_reducescatter"),
     # -- speculation
     Feature("draft_slots_per_batch", "0.28.0", None, "config/vllm.py: _set_max_num_scheduled_tokens",
             "draft slots are no longer taken off the tokens that are scheduled, times max_num_seqs"),

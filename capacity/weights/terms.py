@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +12,7 @@ from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.units import DTYPE_BYTES, round_up
 from vllm_capacity.weights.allocator import LOAD_MAX_SPLIT, LayerSizes, RopeBuild, allocated_by_load
+from vllm_capacity.weights.allocator_settings import AllocatorSettings, allocator_settings
 from vllm_capacity.weights.groups import ROLES, ParameterGroup
 from vllm_capacity.weights.libraries import deep_gemm_workspace, deep_gemm_workspace_is_measured
 from vllm_capacity.weights.model import RankWeights, Section, method_of, rank_weights
@@ -42,19 +44,21 @@ def weight_terms(ctx: RankContext, ep_rank: int = 0) -> tuple[MemoryTerm, ...]:
     `load`.
     """
     workspace = deep_gemm_workspace(ctx, method_of(ctx))
-    return _terms(
-        rank_weights(ctx, ep_rank), workspace, deep_gemm_workspace_is_measured(ctx),
-        ctx.release.has("load_max_split_size"),
-    )  # fmt: skip
+    settings = allocator_settings(ctx.engine.environment)
+    if ctx.release.has("load_max_split_size"):
+        settings = replace(settings, max_split=LOAD_MAX_SPLIT)
+    return _terms(rank_weights(ctx, ep_rank), workspace, deep_gemm_workspace_is_measured(ctx), settings)
 
 
 @lru_cache(maxsize=256)
-def _terms(weights: RankWeights, workspace: int, measured: bool, max_split: bool) -> tuple[MemoryTerm, ...]:
+def _terms(
+    weights: RankWeights, workspace: int, measured: bool, settings: AllocatorSettings
+) -> tuple[MemoryTerm, ...]:
     by_role: dict[str, list[ParameterGroup]] = {}
     for group in weights.groups:
         by_role.setdefault(group.role, []).append(group)
     terms = [_role_term(role, by_role[role]) for role in ROLES if role in by_role]
-    terms.append(_rounding_term(weights, workspace, measured, max_split))
+    terms.append(_rounding_term(weights, workspace, measured, settings))
     return tuple(terms)
 
 
@@ -77,10 +81,10 @@ def _load_peak(weights: RankWeights) -> int:
     return max(built + dropped, max(built, stays) + transient) - stays
 
 
-def allocated_bytes(weights: RankWeights, *, workspace: int = 0, max_split: bool = True) -> int:
+def allocated_bytes(weights: RankWeights, *, workspace: int = 0, max_split: int | None = LOAD_MAX_SPLIT) -> int:
     """What `torch.cuda.memory_allocated` grows by over model loading, `workspace` included.
 
-    `max_split` says whether the release loads with max_split_size_mb=20.
+    `max_split` is max_split_size_mb in bytes while loading, None without.
     """
     ropes = tuple(
         RopeBuild(group.shape[0], group.shape[1], group.tensor_bytes)
@@ -94,7 +98,7 @@ def allocated_bytes(weights: RankWeights, *, workspace: int = 0, max_split: bool
         ropes,
         (*others, workspace) if workspace else others,
         _sizes(weights.after.groups),
-        LOAD_MAX_SPLIT if max_split else None,
+        max_split,
     )
 
 
@@ -156,20 +160,25 @@ def _short(name: str) -> str:
     return f"block_{short}" if short[:1].isdigit() else short
 
 
-def _rounding_term(weights: RankWeights, workspace: int, measured: bool, max_split: bool) -> MemoryTerm:
+def _rounding_term(
+    weights: RankWeights, workspace: int, measured: bool, settings: AllocatorSettings
+) -> MemoryTerm:
     """What "Model loading took" counts beyond the tensors of the model."""
     tensors = weights.n_bytes
-    allocated = allocated_bytes(weights, workspace=workspace, max_split=max_split) - workspace
+    usual = allocated_bytes(weights, workspace=workspace, max_split=settings.max_split) - workspace
     at_least = sum(round_up(group.tensor_bytes, 512) * group.count for group in weights.groups)
+    allocated = at_least if settings.expandable else usual
     blocks = (
         "tensors of 20 MiB and more, whose blocks are multiples of 2 MiB and not split (max_split_size_mb=20),"
-        if max_split
+        if settings.max_split
         else "remainders of up to 1 MiB that it does not split off,"
     )
     note = (
         f"PyTorch counts whole blocks: {at_least - tensors:,} B for 512-byte multiples, the rest for {blocks} and for free "
         "blocks of the rope cache's construction that weights took over"
     )
+    if settings.expandable:
+        note = "expandable segments cut every block to a multiple of 512 bytes; no recorded run has them"
     if workspace:
         note += (
             f"; {workspace:,} B of it are DeepGEMM's cuBLASLt workspace, kept from the first fp8 quantiser on "
@@ -183,5 +192,6 @@ def _rounding_term(weights: RankWeights, workspace: int, measured: bool, max_spl
         lifetime=Lifetime.LOAD,
         source="c10/cuda/CUDACachingAllocator.cpp; vllm/v1/worker/gpu_worker.py: Worker.load_model",
         low=total if measured else total - workspace,
+        high=total + max(0, usual - allocated),
         note=note, blocks_bytes=allocated, tensor_bytes=tensors, library_workspace_bytes=workspace,
     )  # fmt: skip

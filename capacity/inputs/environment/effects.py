@@ -16,6 +16,8 @@ MODELLED: Final = """
     VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS VLLM_MLA_DISABLE VLLM_MQ_MAX_CHUNK_BYTES_MB
     VLLM_PP_LAYER_PARTITION VLLM_SPARSE_INDEXER_MAX_LOGITS_MB VLLM_USE_BREAKABLE_CUDAGRAPH VLLM_USE_DEEP_GEMM
     VLLM_USE_FLASHINFER_SAMPLER VLLM_USE_V2_MODEL_RUNNER TORCH_COMPILE_DISABLE NCCL_NVLS_ENABLE
+    VLLM_DEEPEP_BUFFER_SIZE_MB VLLM_USE_FLASHINFER_MOE_INT4 NCCL_BUFFSIZE NCCL_MAX_NCHANNELS
+    PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF CUBLAS_WORKSPACE_CONFIG
 """
 
 NO_EFFECT: Final[dict[str, str]] = {
@@ -113,12 +115,12 @@ NO_EFFECT: Final[dict[str, str]] = {
 }
 
 UNMODELLED: Final[dict[str, str]] = {
-    "planned: sizes of buffers": """
-        VLLM_DEEPEP_BUFFER_SIZE_MB VLLM_NIXL_EP_MAX_NUM_RANKS
+    "sizes of buffers that no term has": """
+        VLLM_NIXL_EP_MAX_NUM_RANKS
         VLLM_MAX_BAD_WORDS_TOTAL_TOKENS VLLM_MAX_NUM_BAD_WORDS VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE
         VLLM_ENABLE_MOE_DP_CHUNK VLLM_MOE_DP_CHUNK_SIZE VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN
     """,
-    "planned: which all-reduce, and its buffers": """
+    "which all-reduce, and its buffers": """
         VLLM_ALLREDUCE_USE_FLASHINFER VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC
         VLLM_FLASHINFER_ALLREDUCE_BACKEND VLLM_FLASHINFER_ALLREDUCE_FUSION_THRESHOLDS_MB
         VLLM_USE_NCCL_SYMM_MEM VLLM_DISABLE_PYNCCL VLLM_DISTRIBUTED_USE_SPLIT_GROUP VLLM_NCCL_SO_PATH
@@ -126,32 +128,32 @@ UNMODELLED: Final[dict[str, str]] = {
         VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM VLLM_USE_RAY_V2_EXECUTOR_BACKEND
         TORCH_SYMM_MEM_DISABLE_MULTICAST TORCH_SYMM_MEM_ENABLE_MULTICAST TORCH_SYMM_MEM_ALLOCATOR
     """,
-    "planned: buffers of NCCL": """
-        NCCL_ALGO NCCL_BUFFSIZE NCCL_CUMEM_ENABLE NCCL_CUMEM_HOST_ENABLE NCCL_GRAPH_REGISTER NCCL_LL_BUFFSIZE
-        NCCL_LL128_BUFFSIZE NCCL_MAX_CTAS NCCL_MAX_NCHANNELS NCCL_MAX_P2P_NCHANNELS NCCL_MIN_CTAS
+    "buffers of NCCL, which recorded runs show for its defaults only": """
+        NCCL_ALGO NCCL_CUMEM_ENABLE NCCL_CUMEM_HOST_ENABLE NCCL_GRAPH_REGISTER NCCL_LL_BUFFSIZE
+        NCCL_LL128_BUFFSIZE NCCL_MAX_CTAS NCCL_MAX_P2P_NCHANNELS NCCL_MIN_CTAS
         NCCL_MIN_NCHANNELS NCCL_MIN_P2P_NCHANNELS NCCL_NCHANNELS_PER_NET_PEER
         NCCL_P2P_DISABLE NCCL_P2P_LEVEL NCCL_PROTO NCCL_RUNTIME_CONNECT NCCL_SHM_DISABLE NCCL_IB_DISABLE
         NCCL_NET NCCL_MNNVL_ENABLE
     """,
-    "planned: the allocator's rounding": """
-        PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF PYTORCH_NO_CUDA_MEMORY_CACHING
+    "no cache: every tensor its own cudaMalloc": """
+        PYTORCH_NO_CUDA_MEMORY_CACHING
     """,
-    "planned: cuBLAS workspaces": "CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE",
-    "planned: what the profile run compiles and tunes": """
+    "workspaces of cuBLASLt": "CUBLASLT_WORKSPACE_SIZE",
+    "what the profile run compiles and tunes; recorded runs have the defaults": """
         VLLM_DISABLE_COMPILE_CACHE VLLM_ENABLE_INDUCTOR_MAX_AUTOTUNE
         VLLM_ENABLE_INDUCTOR_COORDINATE_DESCENT_TUNING VLLM_USE_STANDALONE_COMPILE VLLM_ENABLE_PREGRAD_PASSES
         VLLM_DEEP_GEMM_WARMUP VLLM_FLASHINFER_AUTOTUNE_SKIP_OPS VLLM_TRITON_FORCE_FIRST_CONFIG
         VLLM_ENABLE_CUDAGRAPH_GC VLLM_USE_LAYERNAME
     """,
-    "planned: a KV size recorded by an earlier start": "VLLM_ENABLE_STARTUP_PLAN",
-    "planned: weights and caches in host memory": """
+    "a KV size recorded by an earlier start, which the plan cannot see": "VLLM_ENABLE_STARTUP_PLAN",
+    "weights and caches in host memory by other means": """
         VLLM_USE_SIMPLE_KV_OFFLOAD VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY
         VLLM_WEIGHT_OFFLOADING_DISABLE_UVA VLLM_PLE_CPU_OFFLOAD
     """,
-    "planned: the order of the KV cache's dimensions": "VLLM_SSM_CONV_STATE_LAYOUT",
-    "planned: batch-invariant kernels; only FlashInfer's workspace follows it": "VLLM_BATCH_INVARIANT",
-    "planned: which cached blocks are kept": "VLLM_PREFIX_CACHE_RETENTION_INTERVAL",
-    "planned: video decoders": "VLLM_VIDEO_LOADER_BACKEND",
+    "another order of the state cache's dimensions": "VLLM_SSM_CONV_STATE_LAYOUT",
+    "batch-invariant kernels; only FlashInfer's workspace follows it": "VLLM_BATCH_INVARIANT",
+    "which cached blocks are kept": "VLLM_PREFIX_CACHE_RETENTION_INTERVAL",
+    "video decoders on the GPU": "VLLM_VIDEO_LOADER_BACKEND",
     "other kernels, with other weights layouts and workspaces": """
         VLLM_B12X_MOE_FP4_FORCE_A16 VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER VLLM_DISABLED_KERNELS
         VLLM_DISABLE_DSV4_MEGAMOE_SHARED_EXPERT_FUSION VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE
@@ -165,7 +167,7 @@ UNMODELLED: Final[dict[str, str]] = {
         VLLM_MXFP8_EMULATION_DEQUANT_AT_LOAD VLLM_MXFP4_USE_MARLIN VLLM_NVFP4_GEMM_BACKEND
         VLLM_TEST_FORCE_FP8_MARLIN VLLM_TRITON_ATTN_USE_TD VLLM_TRITON_USE_TD VLLM_USE_FBGEMM
         VLLM_USE_FLASHINFER_MOE_FP16 VLLM_USE_FLASHINFER_MOE_FP4 VLLM_USE_FLASHINFER_MOE_FP8
-        VLLM_USE_FLASHINFER_MOE_INT4 VLLM_USE_FLASHINFER_MOE_MXFP4_BF16 VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8
+        VLLM_USE_FLASHINFER_MOE_MXFP4_BF16 VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8
         VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS VLLM_USE_FUSED_MOE_GROUPED_TOPK VLLM_USE_HW_AGNOSTIC
         VLLM_USE_NVFP4_CT_EMULATIONS VLLM_USE_OINK_OPS VLLM_USE_TRITON_AWQ VLLM_REPLICATE_EMBED
     """,
@@ -185,7 +187,7 @@ UNMODELLED: Final[dict[str, str]] = {
     "code from elsewhere": "VLLM_PLUGINS",
 }
 
-PARTLY_MODELLED: Final = frozenset({"VLLM_BATCH_INVARIANT"})
+PARTLY_MODELLED: Final = frozenset({"VLLM_BATCH_INVARIANT", "VLLM_DISABLED_KERNELS", "VLLM_TEST_FORCE_FP8_MARLIN"})
 """Unmodelled variables that a term reads all the same."""
 
 
@@ -202,9 +204,9 @@ EFFECTS: Final = _effects()
 """Variable -> (effect, why)."""
 
 FAMILIES: Final[dict[str, str]] = {
-    "NCCL_": "planned: buffers of NCCL",
+    "NCCL_": "buffers of NCCL, which recorded runs show for its defaults only",
     "PYTORCH_": "settings of PyTorch",
-    "TORCH_SYMM_MEM_": "planned: which all-reduce, and its buffers",
-    "CUBLAS": "planned: cuBLAS workspaces",
+    "TORCH_SYMM_MEM_": "which all-reduce, and its buffers",
+    "CUBLAS": "workspaces of cuBLASLt",
 }
 """Prefixes of libraries whose other variables may change memory, too -> why they are unmodelled."""

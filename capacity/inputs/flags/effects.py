@@ -24,6 +24,12 @@ MODELLED: Final = """
     speculative_config kv_offloading_size kv_offloading_backend
     cpu_offload_gb offload_backend offload_group_size offload_num_in_group offload_prefetch_step
     moe_backend disable_custom_all_reduce
+    runner convert pooler_config disable_sliding_window logprobs_mode reasoning_config max_num_scheduled_tokens
+    distributed_executor_backend enable_prompt_embeds enable_sleep_mode
+    mamba_cache_mode mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size kv_cache_dtype_skip_layers
+    kv_transfer_config kv_events_config cpu_offload_params offload_params
+    all2all_backend enable_dbo ubatch_size dbo_prefill_token_threshold enable_eplb eplb_config
+    attention_config spec_method spec_model spec_tokens
 """
 
 NO_EFFECT: Final[dict[str, str]] = {
@@ -80,40 +86,28 @@ NO_EFFECT: Final[dict[str, str]] = {
     """,
     "limits a request; memory for it is taken at run time, outside what vLLM profiles": "max_logprobs",
     "seeds the random numbers": "seed",
+    "the same blocks from a pool of vLLM's own, mapped in the steps of 2 MiB that PyTorch's segments have": """
+        enable_cumem_allocator
+    """,
     "which experts a rank holds, not how many": "expert_placement_strategy",
     "the grammar bitmask is allocated whether it is used or not": "structured_outputs_config",
     "adapters fill the slots that --enable-lora reserves": "lora_modules default_mm_loras",
 }
 
 UNMODELLED: Final[dict[str, str]] = {
-    "planned: what the model is run for": "runner convert pooler_config",
-    "planned: the multimodal encoder": """
-        mm_encoder_only mm_encoder_attn_backend mm_encoder_attn_dtype mm_ipc_gpu_memory_gb mm_tensor_ipc
-        mm_processor_device disable_chunked_mm_input
+    "an encoder without its language model, or other kernels in it; no recorded run": """
+        mm_encoder_only mm_encoder_attn_backend mm_encoder_attn_dtype disable_chunked_mm_input
     """,
-    "planned: which modules have LoRA slots": """
+    "multimodal inputs prepared on the GPU": "mm_ipc_gpu_memory_gb mm_tensor_ipc mm_processor_device",
+    "other modules with LoRA slots than all that the model has": """
         lora_target_modules specialize_active_lora enable_tower_connector_lora
     """,
-    "planned: drafts flag by flag; use --speculative-config": "spec_method spec_model spec_tokens",
-    "planned: state-space caches": """
-        mamba_cache_mode mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size
-    """,
-    "planned: layers left unquantised": "kv_cache_dtype_skip_layers",
-    "planned: KV connectors": "kv_transfer_config kv_events_config",
-    "planned: which weights live in host memory": "cpu_offload_params offload_params",
-    "planned: buffers of expert parallelism": """
-        all2all_backend enable_dbo ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold
-        enable_eplb eplb_config
-    """,
-    "planned: kernels with their own workspaces": "linear_backend kernel_config attention_config",
-    "planned: the allocator of sleep mode": "enable_sleep_mode enable_cumem_allocator",
-    "planned: executors without async scheduling; external launchers": "distributed_executor_backend",
-    "planned: links between nodes": "nnodes",
-    "planned: the window as the longest length": "disable_sliding_window",
-    "planned: V1 or V2, and what its sampler profiles": """
-        logprobs_mode logits_processors enable_prompt_embeds reasoning_config kv_sharing_fast_prefill
-        enable_return_routed_experts ec_transfer_config max_num_scheduled_tokens
-    """,
+    "graphs captured a second time, in two halves": "dbo_decode_token_threshold",
+    "kernels with layouts and workspaces of their own": "linear_backend kernel_config",
+    "NCCL over the network: its buffers are in no recorded run": "nnodes",
+    "code from elsewhere, which may keep tensors on the GPU": "logits_processors",
+    "two compiled halves of Gemma 3n and 4, with buffers between them": "kv_sharing_fast_prefill",
+    "buffers of routed experts and encoder outputs": "enable_return_routed_experts ec_transfer_config",
     "multimodal inputs of other sizes": """
         video_pruning_rate video_pruning_method enable_mm_embeds media_io_kwargs mm_device_do_normalize
         mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin
