@@ -13,7 +13,8 @@ from vllm_capacity.inputs.gpus import find_device
 
 _PATH = Path(__file__).parents[1] / "tools" / "plan_all_configs.py"
 _SPEC = importlib.util.spec_from_file_location("plan_all_configs", _PATH)
-assert _SPEC is not None and _SPEC.loader is not None
+assert _SPEC is not None
+assert _SPEC.loader is not None
 plan_all_configs = importlib.util.module_from_spec(_SPEC)
 sys.modules["plan_all_configs"] = plan_all_configs
 _SPEC.loader.exec_module(plan_all_configs)
@@ -63,19 +64,23 @@ OLDER = {
 def test_the_model_is_planned_on_the_newest_release_that_runs_it(entry: CatalogueEntry) -> None:
     result = plan_on_newest(load_entry(entry, {}), find_device("H200"))
     if entry.model_id in NOT_MODELLED:
-        assert result.outcome is Outcome.NOT_MODELLED and "not modelled" in result.text
+        assert result.outcome is Outcome.NOT_MODELLED
+        assert "not modelled" in result.text
         return
     if entry.model_id in REFUSED:
-        assert result.outcome is Outcome.REFUSED and REFUSED[entry.model_id] in result.text
+        assert result.outcome is Outcome.REFUSED
+        assert REFUSED[entry.model_id] in result.text
         return
     assert result.outcome is Outcome.PLANNED, result.text
     plan = result.plan
     if entry.model_id in OLDER:
         assert result.release == OLDER[entry.model_id]
-    assert plan.parameters > 0 and plan.kv_cache.num_blocks >= 0
+    assert plan.parameters > 0
+    assert plan.kv_cache.num_blocks >= 0
     for rank in plan.ranks:
         for term in rank.terms:
-            assert 0 <= term.low <= term.n_bytes <= term.high and math.isfinite(term.high), term.name
+            assert 0 <= term.low <= term.n_bytes <= term.high, term.name
+            assert math.isfinite(term.high)
 
 
 def test_enough_models_are_planned() -> None:

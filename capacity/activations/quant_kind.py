@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from vllm_capacity.context import RankContext
+from vllm_capacity.errors import InputError
 
 
 class QuantKind(StrEnum):
@@ -103,10 +104,10 @@ def _quark(block: Mapping[str, Any]) -> QuantKind:
 def _compressed_tensors(block: Mapping[str, Any]) -> QuantKind:
     """From the first config group: bits and type of weights, whether input activations are quantised."""
     groups = block.get("config_groups")
-    group: Mapping[str, Any] = (
-        next(iter(groups.values()), {}) if isinstance(groups, Mapping) and groups else {}
-    )
-    weights = group.get("weights") or {}
+    group = next(iter(groups.values()), {}) if isinstance(groups, Mapping) and groups else {}
+    weights = (group.get("weights") or {}) if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping):
+        raise InputError("quantization_config: every entry of 'config_groups' and its 'weights' must be an object")
     activations = group.get("input_activations")
     bits, kind = weights.get("num_bits"), weights.get("type")
     if kind == "float" and bits == 4 and weights.get("group_size") == 32:

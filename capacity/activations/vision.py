@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_capacity.context import RankContext
+from vllm_capacity.errors import InputError
 from vllm_capacity.frozen import dataclass
+from vllm_capacity.inputs.model_config import MAX_DIMENSION
 
 UNLIMITED = 999
 """vLLM's limit per prompt when none is given (config/multimodal.py)."""
@@ -60,6 +62,21 @@ def vision_part(ctx: RankContext) -> Mapping[str, Any]:
     return LLAMA4_VISION if ctx.config.model_type == "llama4" else {}
 
 
+def _size(values: Mapping[str, Any], key: str, default: int) -> int:
+    """A count of the vision part or the root; `default` where it is absent or 0."""
+    value = values.get(key) or default
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_DIMENSION:
+        raise InputError(f"config key {key!r} of the vision part must be an integer, not {value!r:.60}")
+    return value
+
+
+def _ratio(values: Mapping[str, Any], key: str, default: float) -> float:
+    value = values.get(key) or default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e-3 <= value <= 1e3:
+        raise InputError(f"config key {key!r} of the vision part must be a number above 0, not {value!r:.60}")
+    return float(value)
+
+
 def limits(ctx: RankContext) -> Mapping[str, int]:
     """`--limit-mm-per-prompt` by modality; options objects count by their `count`."""
     given = ctx.engine.args.other("limit_mm_per_prompt", {})
@@ -80,11 +97,10 @@ def tower(ctx: RankContext) -> Tower | None:
     if not vision:
         return None
     kind = str(ctx.config.model_type)
-    hidden = int(vision.get("hidden_size") or vision.get("embed_dim") or 0)
+    hidden = _size(vision, "hidden_size", 0) or _size(vision, "embed_dim", 0)
     if kind == "qwen2_vl":
-        hidden = int(vision.get("embed_dim", 1280))
-    ratio = vision.get("mlp_ratio")
-    intermediate = int(vision.get("intermediate_size") or (hidden * float(ratio) if ratio else 4 * hidden))
+        hidden = _size(vision, "embed_dim", 1280)
+    intermediate = _size(vision, "intermediate_size", 0) or int(hidden * _ratio(vision, "mlp_ratio", 4.0))
     deepstack = len(vision.get("deepstack_visual_indexes") or ())
     return Tower(
         hidden=hidden,
@@ -123,8 +139,8 @@ def _items(ctx: RankContext) -> list[Item]:
 
 def _gemma3(ctx: RankContext, vision: Mapping[str, Any]) -> Item:
     """A fixed square per image; without pan-and-scan one crop (models/gemma3_mm.py)."""
-    size, tokens = int(vision.get("image_size", 896)), int(ctx.config.root.get("mm_tokens_per_image", 256))
-    patches = (size // int(vision.get("patch_size", 14))) ** 2
+    size, tokens = _size(vision, "image_size", 896), _size(ctx.config.root, "mm_tokens_per_image", 256)
+    patches = (size // _size(vision, "patch_size", 14)) ** 2
     return Item(
         modality="image", tokens=tokens, embeddings=tokens, pixel_elements=3 * size * size, patches=patches
     )
@@ -132,8 +148,8 @@ def _gemma3(ctx: RankContext, vision: Mapping[str, Any]) -> Item:
 
 def _pixtral(ctx: RankContext, vision: Mapping[str, Any]) -> Item:
     """The largest square; one separator token per row of merged patches (models/pixtral.py, mistral3.py)."""
-    size, patch = int(vision.get("image_size", 1540)), int(vision.get("patch_size", 14))
-    merge = int(ctx.config.root.get("spatial_merge_size", vision.get("spatial_merge_size", 1)) or 1)
+    size, patch = _size(vision, "image_size", 1540), _size(vision, "patch_size", 14)
+    merge = _size(ctx.config.root, "spatial_merge_size", _size(vision, "spatial_merge_size", 1))
     side = size // (patch * merge)
     return Item(
         modality="image",
@@ -146,9 +162,9 @@ def _pixtral(ctx: RankContext, vision: Mapping[str, Any]) -> Item:
 
 def _llama4(vision: Mapping[str, Any], overrides: Mapping[str, Any]) -> Item:
     """`max_patches` tiles of the checkpoint's processor (16) and one overview tile (models/mllama4.py)."""
-    size, patch = int(vision.get("image_size", 336)), int(vision.get("patch_size", 14))
+    size, patch = _size(vision, "image_size", 336), _size(vision, "patch_size", 14)
     tiles = int(overrides.get("max_patches", 16)) + 1
-    ratio = float(vision.get("pixel_shuffle_ratio", 0.5))
+    ratio = _ratio(vision, "pixel_shuffle_ratio", 0.5)
     per_tile = (size // patch) ** 2 // round(1.0 / ratio**2)
     return Item(
         modality="image",
@@ -173,8 +189,8 @@ def _qwen(
     For Qwen3-VL the video size is the processor's alone: 153,600 tokens in a recorded start (its log prints
     the budget).
     """
-    patch, merge = int(vision.get("patch_size", 14)), int(vision.get("spatial_merge_size", 2))
-    temporal = int(vision.get("temporal_patch_size", 2))
+    patch, merge = _size(vision, "patch_size", 14), _size(vision, "spatial_merge_size", 2)
+    temporal = _size(vision, "temporal_patch_size", 2)
     size = overrides.get("size")
     given = overrides.get("max_pixels", size.get("longest_edge") if isinstance(size, Mapping) else None)
     pixels = int(given) if isinstance(given, int) else max_pixels
@@ -206,7 +222,7 @@ def _qwen_item(modality: str, tokens: int, patch: int, merge: int, temporal: int
 
 def _unknown(ctx: RankContext, vision: Mapping[str, Any]) -> Item:
     """A model whose processor is not modelled: one item as large as the batch."""
-    patch = int(vision.get("patch_size") or 14)
+    patch = _size(vision, "patch_size", 14)
     tokens = ctx.engine.max_num_batched_tokens
     return Item(
         modality="image",

@@ -258,6 +258,8 @@ def rope_parameters(config: ModelConfig, layer_type: str | None = None) -> Mappi
         if config.get(key) is not None:
             found.setdefault("partial_rotary_factor", config.get(key))
     kind = found.get("rope_type") or found.get("type") or "default"
+    if not isinstance(kind, str):
+        raise InputError(f"{config.name}: the rope block's 'rope_type' must be a string, not {kind!r:.40}")
     found["rope_type"] = {"su": "longrope", "mrope": "default"}.get(kind, kind)
     return found
 
@@ -294,14 +296,22 @@ def rope_cache(
         raise InputError(f"{config.name}: rope type {kind!r} is not modelled; known: {', '.join(ROPE_TYPES)}")
     if "mrope_section" in block:
         rows *= m_rope_factor
-    dim = (
-        rotary_dim
-        or int(block.get("rope_dim") or 0)
-        or int(head_size * float(block.get("partial_rotary_factor", 1.0)))
-    )
+    dim = rotary_dim or rotated_size(config, block, head_size)
     if kind == "proportional":
         dim = head_size
     return Tensor(name=name, shape=(rows, dim), dtype=dtype, buffer=True)
+
+
+def rotated_size(config: ModelConfig, block: Mapping[str, Any], head_size: int) -> int:
+    """`rope_dim` where given, else the rotated part of the head."""
+    size, factor = block.get("rope_dim") or 0, block.get("partial_rotary_factor", 1.0)
+    if type(size) is not int or not 0 <= size < 1 << 40:
+        raise InputError(f"{config.name}: the rope block's 'rope_dim' must be an integer, not {size!r:.40}")
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 <= factor <= 1e6:
+        raise InputError(
+            f"{config.name}: 'partial_rotary_factor' must be a number of at least 0, not {factor!r:.40}"
+        )
+    return size or int(head_size * factor)
 
 
 def _original_positions(config: ModelConfig, block: Mapping[str, Any], positions: int) -> int:

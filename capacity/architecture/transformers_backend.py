@@ -333,8 +333,7 @@ def _feed_forward(config: ModelConfig, release: Release, shape: Shape) -> tuple[
 
 def _frequencies(config: ModelConfig, shape: Shape) -> tuple[Placed, ...]:
     """inv_freq and original_inv_freq, fp32, half the rotated size each."""
-    factor = float(common.rope_parameters(config).get("partial_rotary_factor", 1.0))
-    size = int(config.head_dim * factor) // 2
+    size = common.rotated_size(config, common.rope_parameters(config), config.head_dim) // 2
     return tuple(
         Placed(
             module=Tensor(name=f"rotary_emb.inv_freq.{i}", shape=(size,), dtype="float32", buffer=True),

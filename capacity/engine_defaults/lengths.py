@@ -8,7 +8,7 @@ from typing import Any
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.engine_defaults.facts import refuse, switch
 from vllm_capacity.errors import InputError
-from vllm_capacity.inputs.model_config import ModelConfig
+from vllm_capacity.inputs.model_config import MAX_DIMENSION, ModelConfig
 from vllm_capacity.releases.release import Release
 
 _LENGTH_KEYS = (
@@ -135,7 +135,13 @@ def _derive(text: Mapping[str, Any]) -> tuple[int | float, str | None]:
             raise InputError(f"config key {name!r} must be a positive number, not {value!r:.60}")
         if value < derived:
             derived, key = value, name
+        if name != key:
+            continue
+        if value != value or (value != float("inf") and value > MAX_DIMENSION):
+            raise InputError(f"config key {name!r} is {value}, no length of a model")
     own = text.get("model_max_length")
+    if own and (isinstance(own, bool) or not isinstance(own, int) or not 0 < own <= MAX_DIMENSION):
+        raise InputError(f"config key 'model_max_length' must be a positive integer, not {own!r:.60}")
     return (own, "model_max_length") if own else (derived, key)
 
 
@@ -148,7 +154,7 @@ def _scaling(parameters: tuple[dict[str, Any], ...], release: Release) -> int | 
             factor = part.get("factor", factor)
     if factor is None:
         return 1.0
-    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or factor <= 0:
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor <= 1e6:
         raise InputError(f"the rope factor must be a positive number, not {factor!r:.60}")
     return factor
 

@@ -157,7 +157,7 @@ def _integer(values: Mapping[str, Any], key: str, default: int | None, minimum: 
         if default is _MISSING or default is None:
             raise InputError(f"{name}: config key {key!r} is missing")
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or int(value) != value:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value - value != 0 or int(value) != value:
         raise InputError(f"{name}: config key {key!r} must be an integer, not {value!r:.60}")
     if not minimum <= value <= MAX_DIMENSION:
         raise InputError(f"{name}: config key {key!r} is {value}, outside [{minimum}, {MAX_DIMENSION}]")

@@ -94,4 +94,7 @@ def state_bytes(shapes: Shapes, dtypes: tuple[str, ...]) -> int:
 
     from vllm_capacity.units import DTYPE_BYTES
 
+    unknown = [dtype for dtype in dtypes if dtype not in DTYPE_BYTES]
+    if unknown:
+        raise InputError(f"{unknown[0]!r:.60} is no dtype of a state-space layer's state (mamba_ssm_dtype)")
     return sum(prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in zip(shapes, dtypes, strict=True))

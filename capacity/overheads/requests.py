@@ -25,7 +25,10 @@ def request_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         "rows * vocab * (el * (1 + copied) + 4 + 8) + rows * hidden * el",
         lifetime=Lifetime.RUNTIME,
         source="v1/worker/gpu_worker.py: compile_or_warm_up_model; v1/worker/gpu/warmup.py: warmup_kernels",
-        high=sizes.rows * sizes.vocab * (sizes.el * (1 + copied) + 12) * 5 // 4,
+        high=max(
+            sizes.rows * sizes.vocab * (sizes.el * (1 + copied) + 12) * 5 // 4,
+            sizes.rows * (sizes.vocab * (sizes.el * (1 + copied) + 12) + sizes.hidden * sizes.el),
+        ),
         note="full batch with top-k, top-p, penalties, after cache and graphs exist; PyTorch keeps it",
         rows=sizes.rows,
         vocab=sizes.vocab,

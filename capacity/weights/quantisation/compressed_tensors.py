@@ -106,7 +106,10 @@ class CompressedTensors(QuantisationMethod):
     def __init__(self, context: QuantContext) -> None:
         super().__init__(context)
         block, model = context.block or {}, context.model
-        if block.get("sparsity_config") and (block["sparsity_config"] or {}).get("targets"):
+        sparsity = block.get("sparsity_config") or {}
+        if not isinstance(sparsity, Mapping):
+            raise InputError(f"{model}: quantization_config: 'sparsity_config' must be an object")
+        if sparsity.get("targets"):
             raise RefusedError(
                 Reason.UNSUPPORTED_BY_RELEASE,
                 "Sparsity support has been removed from compressed-tensors. Please use a model without sparsity"
