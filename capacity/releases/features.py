@@ -270,6 +270,8 @@ FEATURES: tuple[Feature, ...] = (
             "TRT-LLM's MXFP4 experts are padded to a width of 128; before, of 256"),
     Feature("gptq_exllama", None, "0.21.0", "model_executor/layers/quantization/gptq.py",
             "GPTQ with 2 or 3 bits or without symmetry runs on ExLlama kernels; since, refused"),
+    Feature("allspark", None, "0.30.0", "model_executor/kernels/linear/__init__.py: _POSSIBLE_KERNELS",
+            "AllSpark runs 8-bit per-channel weights on sm8x; since, Marlin"),
     Feature("mxfp4_values_padded_64", None, "0.21.0",
             "third_party/triton_kernels/tensor_details/layout_details/hopper_value.py: swizzle_data",
             "mxfp4 values are padded to multiples of 64 rows and bytes on Hopper; since, of 16 and 32"),

@@ -370,10 +370,13 @@ class _GroupScheme(Scheme):
             if self._is_fp8 and context.device.sm >= 89:
                 return self._fp8(layer)
             if w.kind == "float" and w.bits == 8:
-                if w.strategy == "block":
-                    raise self._unknown("weight-only linear layers")
-                return humming_fp8_linear(layer, context, static=inputs is not None and not inputs.dynamic,
-                                          per_channel=w.strategy == "channel")  # fmt: skip
+                block = (w.block or (128, 128)) if w.strategy == "block" else None
+                if block is not None:
+                    check_block(layer, block)
+                return humming_fp8_linear(
+                    layer, context, static=inputs is not None and not inputs.dynamic,
+                    per_channel=w.strategy == "channel", block=block,
+                )  # fmt: skip
             if self._is_int8 and inputs is not None:
                 return int8_linear(
                     layer, context, per_channel=w.strategy == "channel", static=not inputs.dynamic,

@@ -8,6 +8,7 @@ Marlin's, with 1,024 locks a layer. Before the release that has Humming, Marlin 
 from __future__ import annotations
 
 from vllm_capacity.errors import InputError
+from vllm_capacity.units import cdiv
 from vllm_capacity.weights.quantisation.base import (
     LayerTensors,
     QuantContext,
@@ -23,11 +24,24 @@ LOCKS = 1024
 
 
 def humming_fp8_linear(
-    layer: LocalLinear, context: QuantContext, *, static: bool, per_channel: bool
+    layer: LocalLinear,
+    context: QuantContext,
+    *,
+    static: bool,
+    per_channel: bool,
+    block: tuple[int, int] | None = None,
 ) -> LayerTensors:
-    """CompressedTensorsW8A16Fp8: one scale per output in the model's dtype, whatever was loaded."""
+    """CompressedTensorsW8A16Fp8: one scale per output in the model's dtype, whatever was loaded; blocks keep theirs."""
     rows, inputs, kind = layer.rows, layer.inputs, layer.dtype or context.dtype
-    loaded = (rows, 1) if per_channel else (len(layer.outputs),)
+    loaded: tuple[int, ...] = (rows, 1) if per_channel else (len(layer.outputs),)
+    kept = Stored("weight_scale", (1, rows), kind, scale=True)
+    if block is not None:
+        loaded = (cdiv(rows, block[0]), cdiv(inputs, block[1]))
+        kept = Stored("weight_scale", loaded[::-1], "float32", scale=True)
+        if not context.release.has("humming_fp8_weight_only"):
+            raise InputError(
+                f"{context.model}: block fp8 on sm{context.device.sm} is not modelled before vLLM 0.25.0"
+            )
     if not context.release.has("humming_fp8_weight_only"):
         return weight_only_channel_linear(layer, context, loaded)
     if rows % 64 or inputs % 64:
@@ -43,7 +57,7 @@ def humming_fp8_linear(
     )
     stored = (
         Stored("weight", packed(inputs, rows, 8), "int32", rows * inputs),
-        Stored("weight_scale", (1, rows), kind, scale=True),
+        kept,
         *((Stored("input_scale", (len(layer.outputs),), "float32", scale=True),) if static else ()),
         *bias_of(layer, kind),
         Stored("locks", (LOCKS,), "int32", buffer=True),

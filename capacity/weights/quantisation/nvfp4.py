@@ -130,6 +130,7 @@ def nvfp4_experts(
     built = _built_experts(layer, origin, global_scales)
     logical13, logical2 = count * rows * hidden, count * hidden * width
     kept = _kept_scalars(layer, origin, backend, weight_only=weight_only)
+    tensors: tuple[Stored, ...]
     if backend is Backend.MARLIN:
         wide = width
         if context.release.has("marlin_tile_padding"):

@@ -69,6 +69,7 @@ def choose_kernel(layer: LocalLinear, scheme: WNA16, context: QuantContext) -> K
         elif kernel is Kernel.ALLSPARK:
             fits = (
                 80 <= sm < 90
+                and context.release.has("allspark")
                 and not scheme.g_idx
                 and not scheme.zero_points
                 and scheme.bits == 8
@@ -102,8 +103,8 @@ def _marlin_fits(layer: LocalLinear, scheme: WNA16, context: QuantContext) -> bo
 
 def wna16_linear(layer: LocalLinear, scheme: WNA16, context: QuantContext) -> LayerTensors:
     """A linear layer as loaded and as the kernel wants it. Raises RefusedError where groups do not divide."""
-    kernel = choose_kernel(layer, scheme, context)
     built = _built(layer, scheme, context)
+    kernel = choose_kernel(layer, scheme, context)
     if kernel is Kernel.MACHETE:
         return _machete(layer, scheme, context, built)
     if kernel is Kernel.ALLSPARK:
