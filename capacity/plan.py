@@ -48,7 +48,8 @@ class RankPlan:
     load_transient_bytes: int
     """Most bytes above the loaded weights while loading and repacking."""
     activation_warm_bytes: int
-    """Activation peak with a warm compile cache; equals the cold one where compiling does not set the peak."""
+    """Activation peak with a warm compile cache, derived: no recorded start found its compiled code in the cache. Equals the
+    cold one where compiling does not set the peak."""
     graph_actual_bytes: int
     device_used_bytes: int
     """In use on the device once the server is up, as nvidia-smi shows it (without other processes' share)."""

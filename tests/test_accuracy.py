@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from vllm_capacity.calibration import calibration
+from vllm_capacity.calibration import RECORDED_RUNS, calibration
 from vllm_capacity.units import GIB, MIB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,6 +119,13 @@ def test_no_constant_was_taken_from_a_model_of_the_unseen_half() -> None:
     for m in calibration().measurements:
         assert not unseen & set(m.runs), m.name
         assert all(run in known or run.startswith("public/") for run in m.runs), m.name
+
+
+def test_plans_say_how_many_recorded_runs_stand_behind_a_release() -> None:
+    counted: dict[str, int] = {}
+    for c, _ in figures("available_kv"):
+        counted[c.release] = counted.get(c.release, 0) + 1
+    assert counted == RECORDED_RUNS
 
 
 def test_every_model_is_on_one_side() -> None:

@@ -32,7 +32,9 @@ from vllm_capacity.validate.refine import predict_again
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
 
-TERMS = ("weights", "activation_peak", "non_torch", "graph_estimate", "graph_actual", "available_kv", "baseline", "device_used")
+TERMS = (
+    "weights", "activation_peak", "non_torch", "graph_estimate", "graph_actual", "available_kv", "baseline", "device_used",
+)  # fmt: skip
 """Figures that are compared, under the names that `validate` prints."""
 
 _PRINTED = {
@@ -257,8 +259,9 @@ def _planned(
     except CapacityError as error:
         problem = f"no plan: {error}"
     return Case(
-        name=name, model=model, family=family, release=release_name, device=device.name, device_bytes=device.cuda_total_bytes,
-        layout=_layout(flags), status="refused" if "refused" in name else "ok", origin=url, unseen=_unseen(model),
+        name=name, model=model, family=family, release=release_name,
+        device=device.name, device_bytes=device.cuda_total_bytes, layout=_layout(flags),
+        status="ok", origin=url, unseen=_unseen(model),
         figures=tuple(figures), problem=problem,
     )  # fmt: skip
 
@@ -268,7 +271,8 @@ def _of_plan(report: Mapping[str, Any], rank: int, term: str) -> int | None:
     if planned is None:
         return None
     if term == "baseline":
-        return sum(t["bytes"] for t in planned["terms"] if t["lifetime"] == "before_snapshot" and t["allocator"] != "host")
+        before = [t for t in planned["terms"] if t["lifetime"] == "before_snapshot" and t["allocator"] != "host"]
+        return sum(t["bytes"] for t in before)
     return int(planned[_PLANNED[term]])
 
 

@@ -39,19 +39,20 @@ def beyond(case: Case, figure: Figure) -> bool:
 def page() -> str:
     """The whole page."""
     known = cases()
+    own = [c for c in known if c.origin == "own"]
     planned = [c for c in known if c.figures]
     lines = [
         "# How far plans are from recorded runs",
         "",
         "Written by `python tools/write_accuracy.py` from every record in `tests/data/records` and every run in"
-        " `tests/data/runs`, with the plan of this version and the constants that ship with it; a test fails when this page is"
-        " not what the command writes, and when an error has grown. No run is left out.",
+        " `tests/data/runs`, with the plan of this version and the constants that ship with it; a test fails when this page"
+        " is not what the command writes, and when an error has grown. No run is left out.",
         "",
-        f"{len(known)} runs: {len([c for c in known if c.origin == 'own'])} of our own on H200 (dummy weights, figures in bytes),"
-        f" {len([c for c in known if c.origin != 'own'])} public ones (figures with two decimals of a GiB, so 5 MiB of every error"
-        " may be rounding). Errors are predicted less measured. *Fit*: the model's runs may stand behind a measured constant;"
-        " *unseen*: no constant was taken from any run of this model (`tests/data/records/split.yaml`; a test holds the shipped"
-        " constants to it). With several ranks the one with the largest error counts.",
+        f"{len(known)} runs: {len(own)} of our own on H200 (dummy weights, figures in bytes), {len(known) - len(own)}"
+        " public ones (figures with two decimals of a GiB, so 5 MiB of every error may be rounding). Errors are predicted"
+        " less measured. *Fit*: the model's runs may stand behind a measured constant; *unseen*: no constant was taken from"
+        " any run of this model (`tests/data/records/split.yaml`; a test holds the shipped constants to it). With several"
+        " ranks the one with the largest error counts.",
         "",
         "## Summary",
         "",
@@ -103,13 +104,13 @@ def _summary(found: Sequence[Case]) -> list[str]:
         both = _errors(found, term)
         unseen = [(c, f) for c, f in both if c.unseen]
         lines.append(
-            f"| {_HEADS[term]} | {_stats(term, both)} | " + (_stats(term, unseen, middle=False) if unseen else "0 | | ") + " |"
+            f"| {_HEADS[term]} | {_stats(term, both)} | {_stats(term, unseen, middle=False) if unseen else '0 | | '} |"
         )
     return [
         *lines,
         "",
-        "Available KV: per cent of the device. Weights, activation, baseline and device in use: MiB. Non-torch: MiB. Graphs and"
-        " estimates: MiB. The graph estimate is compared where vLLM makes one.",
+        "Available KV in per cent of the device, all others in MiB. The graph estimate is compared where vLLM makes one."
+        " *Baseline*: in use at vLLM's first snapshot; *device in use*: once the server is up, with what PyTorch keeps.",
     ]
 
 
@@ -129,7 +130,7 @@ def _stats(term: str, both: Sequence[tuple[Case, Figure]], *, middle: bool = Tru
 
 def _kv_table(known: Sequence[Case]) -> list[str]:
     lines = [
-        "| run | model | release | GPU | layout | | predicted GiB | measured GiB | error MiB | of the KV cache | of the device |",
+        "| run | model | release | GPU | layout | | predicted GiB | measured GiB | error MiB | of the cache | of the GPU |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for c in known:

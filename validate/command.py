@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -75,7 +76,7 @@ def _settings(options: Mapping[str, Any]) -> tuple[runner.RunnerSettings, list[i
         python=python,
         work=Path(options["work"]).resolve(),
         tool_version=tool_version(),
-        plan=planning.planner_for(version, states, options["calibration"]),
+        plan=planning.planner_for(version, states, options["calibration"], runner.recorded_environment(os.environ)),
     )
     return settings, gpus
 
@@ -211,7 +212,10 @@ def _replay(options: Mapping[str, Any]) -> int:
         plan, error = record.plan, None
         try:
             plan = planning.planner_for(
-                options["vllm_version"] or record.versions.get("vllm"), record.gpus, options["calibration"]
+                options["vllm_version"] or record.versions.get("vllm"),
+                record.gpus,
+                options["calibration"],
+                record.environment,
             )(record.request)
         except InputError as problem:
             error = str(problem)
@@ -220,6 +224,8 @@ def _replay(options: Mapping[str, Any]) -> int:
                 f"{record.name}: not planned again ({error}); compared with the recorded plan", err=True
             )
         comparisons.append(comparing.compare(plan, record, options["tolerance"]))
+        if not options["as_json"]:
+            click.echo(one_line(record, comparisons[-1]))
     _print(comparisons, options["as_json"])
     return int(max(c.exit_code for c in comparisons))
 

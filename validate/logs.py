@@ -57,7 +57,22 @@ def printed(lines: Iterable[str]) -> Printed:
         kv_tokens=min(tokens, default=None),
         max_concurrency=min(concurrency, default=None),
         available_kv_gib=min(available, default=None),
+        compile_cache_hit=_compile_cache_hit(text),
     )
+
+
+_COMPILED = re.compile(r"Cache the graph of compile range|saved AOT compiled function|Compiling a graph for")
+_LOADED = re.compile(r"Directly load (?:AOT compilation|the compiled graph|the \S+-th graph)")
+
+
+def _compile_cache_hit(text: str) -> bool | None:
+    """Whether a start was warm, from what vLLM's compilation prints; any graph that was compiled makes it cold.
+
+    Source: compilation/backends.py, compilation/decorators.py (0.20.0 to 0.33.0).
+    """
+    if _COMPILED.search(text):
+        return False
+    return True if _LOADED.search(text) else None
 
 
 _OOM = re.compile(

@@ -58,11 +58,22 @@ def slim(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def planner_for(
-    version: str | None, gpus: Sequence[GpuState], calibration: str | None = None
+    version: str | None,
+    gpus: Sequence[GpuState],
+    calibration: Calibration | str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Callable[[RunRequest], dict[str, Any]]:
-    """A function that plans requests for one release on the GPU that runs will use."""
+    """A function that plans requests for one release on the GPU that runs will use.
+
+    `environment` is what the machine sets beside the request: NCCL_NVLS_ENABLE, say, moves communication buffers.
+    """
     gpu = gpus[0].name if gpus else None
-    return lambda request: plan_request(request, version, gpu, calibration)
+
+    def plan(request: RunRequest) -> dict[str, Any]:
+        env = {**(environment or {}), **request.env}
+        return plan_request(request.model_copy(update={"env": env}), version, gpu, calibration)
+
+    return plan
 
 
 def installed_vllm(python: str) -> Mapping[str, str | None]:

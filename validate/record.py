@@ -132,11 +132,13 @@ class RankRecord(_Model):
 
 
 class Printed(_Model):
-    """What vLLM printed about its KV cache."""
+    """What vLLM printed about its KV cache and its compile cache."""
 
     kv_tokens: int | None = None
     max_concurrency: float | None = None
     available_kv_gib: float | None = None
+    compile_cache_hit: bool | None = None
+    """True: compiled code was loaded (a warm start); False: it was compiled; None: neither was printed (eager)."""
 
 
 class RunRecord(_Model):
@@ -238,3 +240,13 @@ def append_record(path: Path, record: RunRecord) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace a file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)

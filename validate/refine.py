@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,7 +18,7 @@ from vllm_capacity.calibration import Calibration, Measurement, user_file
 from vllm_capacity.errors import InputError
 from vllm_capacity.validate.compare import compare
 from vllm_capacity.validate.fit import Equation, solve
-from vllm_capacity.validate.record import RunRecord, RunStatus, append_record, read_records
+from vllm_capacity.validate.record import RunRecord, RunStatus, append_record, read_records, write_file
 
 NOT_FITTED = frozenset({"l2_cache"})
 """Constants of the calibration file that are facts of the device."""
@@ -331,20 +328,9 @@ def predict_again(record: RunRecord, calibration: Calibration) -> Mapping[str, A
     gpu = record.gpus[0].name if record.gpus else None
     if gpu is None and record.ranks and record.ranks[0].device:
         gpu = record.ranks[0].device["name"]
-    # what the machine set beside the request counts too: NCCL_NVLS_ENABLE moves communication buffers
     env = {**record.environment, **record.request.env}
     request = record.request.model_copy(update={"env": env})
     return plan_request(request, record.versions.get("vllm"), gpu, calibration)
-
-
-def write_file(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
 
 
 def refit_user_file(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from typing import Any
 
 from vllm_capacity.errors import InputError
 from vllm_capacity.validate import collect, gpu_state, logs, processes
-from vllm_capacity.validate.record import RankRecord, RunRecord, RunRequest, RunStatus
+from vllm_capacity.validate.record import RankRecord, RunRecord, RunRequest, RunStatus, write_file
 
 ENGINE_SIDE = Path(__file__).resolve().parent / "engine_side"
 RESOLVED_BY_USAGE = ("max_num_batched_tokens", "max_num_seqs")
@@ -59,7 +60,7 @@ def run(
     timed_out = False
     log_parts: list[Path] = []
     try:
-        arguments = engine_arguments(request, _model_location(request, folder), plan)
+        arguments = engine_arguments(request, model_location(request, settings.work), plan)
         dp = int(request.flags.get("data_parallel_size") or 1)
         port = _free_port() if dp > 1 else 0
         for rank in range(dp):
@@ -124,18 +125,24 @@ def _plan(request: RunRequest, settings: RunnerSettings) -> tuple[dict[str, Any]
         return None, f"{type(error).__name__}: {error}"[:400]
 
 
-def _model_location(request: RunRequest, folder: Path) -> str:
-    """With dummy weights a folder that holds config.json alone; else what the user named."""
+def model_location(request: RunRequest, work: Path) -> str:
+    """With dummy weights a folder that holds config.json alone; else what the user named.
+
+    The folder's name follows from its content: vLLM's compile cache is keyed by the path of the model among others
+    (config/model.py: ModelConfig.compute_hash), so a start from another folder is a cold one whatever the cache holds.
+    """
     if request.load_format != "dummy":
         if request.config_changes:
             raise InputError(f"{request.name}: config_changes needs load_format dummy")
         return request.model
-    target = folder / "model"
-    target.mkdir(parents=True)
     files = config_files(request.model)
     files["config.json"] = {**files["config.json"], **request.config_changes}
-    for name, content in files.items():
-        (target / name).write_text(json.dumps(content))
+    texts = {name: json.dumps(content, sort_keys=True) for name, content in files.items()}
+    digest = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()[:16]
+    target = work.resolve() / "models" / digest / "model"
+    target.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_file(target / name, text)
     return str(target)
 
 

@@ -184,7 +184,9 @@ def _print_sums(plan: Plan, rank: RankPlan, console: Console) -> None:
         )
     if rank.activation_warm_bytes != budget.totals[Account.ACTIVATION]:
         console.print(
-            f"with a warm compile cache the activation peak is {gib(rank.activation_warm_bytes)}", highlight=False
+            f"with a warm compile cache the activation peak is {gib(rank.activation_warm_bytes)}"
+            " (derived; no warm start is recorded)",
+            highlight=False,
         )
     console.print(
         f"in use once the server is up: {gib(rank.device_used_bytes)} of {gib(total)}, "

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import stat
 import time
@@ -11,9 +12,16 @@ from typing import Any
 import pytest
 from vllm_capacity.errors import InputError
 from vllm_capacity.validate.compare import accounting_residual
+from vllm_capacity.validate.logs import printed
 from vllm_capacity.validate.processes import members
 from vllm_capacity.validate.record import RunRequest, RunStatus
-from vllm_capacity.validate.runner import RunnerSettings, engine_arguments, recorded_environment, run
+from vllm_capacity.validate.runner import (
+    RunnerSettings,
+    engine_arguments,
+    model_location,
+    recorded_environment,
+    run,
+)
 
 MakeRequest = Callable[..., RunRequest]
 
@@ -224,3 +232,29 @@ def test_the_recorded_environment_holds_no_paths() -> None:
         }
     )
     assert kept == {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "NCCL_NVLS_ENABLE": "0"}
+
+
+def test_one_model_lies_in_one_folder_so_that_a_second_start_can_be_warm(
+    make_request: Callable[..., RunRequest], settings: RunnerSettings
+) -> None:
+    """vLLM's compile cache is keyed by the model's path among others (ModelConfig.compute_hash)."""
+    request = make_request()
+    first = model_location(request, settings.work)
+    assert model_location(request, settings.work) == first
+    fewer = request.model_copy(update={"config_changes": {"num_hidden_layers": 2}})
+    assert model_location(fewer, settings.work) != first
+    assert json.loads((Path(first) / "config.json").read_text())["architectures"]
+
+
+@pytest.mark.parametrize(
+    ("line", "hit"),
+    [
+        ("Directly load AOT compilation from path .../model", True),
+        ("Directly load the compiled graph(s) for compile range (1, 8192) from the cache, took 0.8 s", True),
+        ("Cache the graph of compile range (1, 8192) for later use", False),
+        ("GPU KV cache size: 919,824 tokens", None),
+    ],
+)
+def test_whether_compiled_code_was_loaded_is_read_off_the_log(line: str, hit: bool | None) -> None:
+    """compilation/backends.py and decorators.py, 0.26.0; the third line is from every log of the first session."""
+    assert printed([line]).compile_cache_hit is hit
