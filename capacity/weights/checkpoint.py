@@ -78,7 +78,7 @@ def _note_tensor(
         module.bias = True
         return
     shape, packed = logical_shape(tensor, target.parameter, block)
-    if shape is None:
+    if shape is None or 0 in shape:
         return
     module.elements += prod(shape)
     module.packed = module.packed or packed
