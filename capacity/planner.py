@@ -119,8 +119,8 @@ def _plan(
         device=device,
         release=release,
         used_by_others_bytes=used_by_others_bytes,
-        at_low=_kv_cache(pool, kinds, _LOW),
-        at_high=_kv_cache(pool, kinds, _HIGH),
+        at_low=_kv_cache(pool, kinds, _LOW, in_words=kv_cache.refusal is None),
+        at_high=_kv_cache(pool, kinds, _HIGH, in_words=False),
         concurrency=concurrency,
     )
     counted = [(len(kind.ranks), kind.terms) for kind in kinds]
@@ -260,7 +260,7 @@ def _estimates_graphs(engine: EngineConfig, release: Release) -> bool:
 _AVAILABLE, _LOW, _HIGH = "available_kv_bytes", "available_low", "available_high"
 
 
-def _kv_cache(pool: KVPool, kinds: Sequence[_RankKind], which: str) -> KVCachePlan:
+def _kv_cache(pool: KVPool, kinds: Sequence[_RankKind], which: str, *, in_words: bool = True) -> KVCachePlan:
     """The KV cache of the whole engine from what each stage's fullest rank has left."""
     return fill(
         pool,
@@ -268,6 +268,7 @@ def _kv_cache(pool: KVPool, kinds: Sequence[_RankKind], which: str) -> KVCachePl
             min([getattr(kind.budget, which) for kind in kinds if kind.context.pp_rank == stage])
             for stage in range(len(pool.per_stage))
         ],
+        in_words=in_words,
     )
 
 
@@ -276,7 +277,6 @@ def _rank_plan(kind: _RankKind, kv_cache: KVCachePlan, engine: EngineConfig) -> 
     cache = _cache_term(stage, kv_cache)
     terms = (*kind.terms, cache)
     budget = kind.budget
-    accounts = budget.accounts
     own = max(budget.available_kv_bytes // stage.bytes_per_block, 0) if stage else kv_cache.num_blocks
     if engine.num_gpu_blocks_override is not None:
         own = engine.num_gpu_blocks_override

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineConfig
@@ -153,7 +152,7 @@ def _longest(kv_cache: KVCachePlan, engine: EngineConfig, release: Release) -> i
     if not kv_cache.stages:
         return None
     ceiling = max(engine.derived_max_model_len, engine.max_model_len)
-    limits = replace(kv_cache.limits, max_model_len=ceiling)
+    limits = kv_cache.limits.at(ceiling)
     lengths = []
     for stage in kv_cache.stages:
         n_bytes = kv_cache.num_blocks * stage.bytes_per_block

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from vllm_capacity.context import RankContext
 from vllm_capacity.errors import InputError
+from vllm_capacity.inputs.model_config import ModelConfig
 
 
 class QuantKind(StrEnum):
@@ -49,10 +51,14 @@ _KINDS: Mapping[str, QuantKind] = {
 
 def quant_kind(ctx: RankContext) -> QuantKind:
     """Kind of the linear and expert weights after vLLM's choice of method (`engine.quantization`)."""
-    method = ctx.engine.quantization
+    return _kind(ctx.engine.quantization, ctx.config)
+
+
+@lru_cache(maxsize=256)
+def _kind(method: str | None, config: ModelConfig) -> QuantKind:
     if method in (None, "none"):
         return QuantKind.NONE
-    block: Mapping[str, Any] = ctx.config.quantization or {}
+    block: Mapping[str, Any] = config.quantization or {}
     if method == "fp8":
         return QuantKind.FP8_BLOCK if block.get("weight_block_size") else QuantKind.FP8
     if method in ("modelopt", "modelopt_mixed"):

@@ -7,7 +7,6 @@ Source: `get_kv_cache_configs` (v1/core/kv_cache_utils.py:2036-2184, 0.26.0; v1/
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from vllm_capacity.engine import EngineConfig
 from vllm_capacity.errors import InputError, Reason, RefusedError
@@ -108,7 +107,7 @@ class KVCachePlan:
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that one sequence of `tokens` tokens may take at its worst moment."""
-        limits = replace(self.limits, max_model_len=tokens)
+        limits = self.limits.at(tokens)
         return blocks_per_request(self.stages[0].groups, limits, self.release) if self.stages else 0
 
     def raise_if_refused(self) -> None:
@@ -192,10 +191,11 @@ def kv_pool(
     )  # fmt: skip
 
 
-def fill(pool: KVPool, available_bytes: Sequence[int]) -> KVCachePlan:
+def fill(pool: KVPool, available_bytes: Sequence[int], *, in_words: bool = True) -> KVCachePlan:
     """The plan for `available_bytes[s]` bytes of KV memory per rank on pipeline stage s.
 
-    A lack of memory is `plan.refusal`. Raises InputError for another number of stages.
+    A lack of memory is `plan.refusal`, which without `in_words` leaves out the length that would fit (a search).
+    Raises InputError for another number of stages.
     """
     if len(available_bytes) != len(pool.per_stage):
         raise InputError(f"{len(available_bytes)} KV memory sizes for {len(pool.per_stage)} pipeline stages")
@@ -216,13 +216,13 @@ def fill(pool: KVPool, available_bytes: Sequence[int]) -> KVCachePlan:
         if fitted <= 0:
             refusal = auto_fit_refusal(checked)
         else:
-            limits = replace(limits, max_model_len=fitted)
+            limits = limits.at(fitted)
             needed = tuple(
                 request_bytes(part, limits, release, block_bytes=block)
                 for part, block in zip(pool.per_stage, pool.block_bytes, strict=True)
             )
     if refusal is None:
-        refusal = _check_memory(pool, limits, needed, checked)
+        refusal = _check_memory(pool, limits, needed, checked, in_words)
     own = [max(n // block, 0) for n, block in zip(planned, pool.block_bytes, strict=True)]
     if engine.num_gpu_blocks_override is not None:
         own = [engine.num_gpu_blocks_override] * len(own)
@@ -237,16 +237,15 @@ def fill(pool: KVPool, available_bytes: Sequence[int]) -> KVCachePlan:
 
 
 def _check_memory(
-    pool: KVPool, limits: RequestLimits, needed: Sequence[int], checked: Sequence[int]
+    pool: KVPool, limits: RequestLimits, needed: Sequence[int], checked: Sequence[int], in_words: bool
 ) -> Refusal | None:
     """The first stage without KV memory or without room for one request (`_check_enough_kv_cache_memory`)."""
     for stage, part in enumerate(pool.per_stage):
         if checked[stage] <= 0:
             return missing_memory_refusal(checked[stage], stage, pool.release)
         if needed[stage] > checked[stage]:
-            fits = estimate_max_model_len(
-                part, limits, pool.release, checked[stage], block_bytes=pool.block_bytes[stage]
-            )
+            n_bytes, block = checked[stage], pool.block_bytes[stage]
+            fits = estimate_max_model_len(part, limits, pool.release, n_bytes, block_bytes=block) if in_words else 0
             return memory_refusal(
                 limits.max_model_len, needed[stage], checked[stage], fits, stage, pool.release
             )
@@ -325,10 +324,7 @@ def estimate_max_model_len(
     """
 
     def fits(length: int) -> bool:
-        return (
-            request_bytes(groups, replace(limits, max_model_len=length), release, block_bytes=block_bytes)
-            <= n_bytes
-        )
+        return request_bytes(groups, limits.at(length), release, block_bytes=block_bytes) <= n_bytes
 
     if fits(limits.max_model_len):
         return limits.max_model_len
@@ -416,7 +412,7 @@ def _pool_tokens(
     growing = [tokens for g in groups if (tokens := tokens_per_block(g.spec, limits)) is not None]
 
     def blocks(length: int) -> int:
-        return blocks_per_request(groups, replace(limits, max_model_len=length), release)
+        return blocks_per_request(groups, limits.at(length), release)
 
     if usable <= 0 or blocks(1) > usable:
         return 0

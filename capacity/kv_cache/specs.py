@@ -65,6 +65,17 @@ class RequestLimits:
     mamba_all_adds_speculative: bool = True
     encoder_tokens: int = 0
 
+    def at(self, max_model_len: int) -> RequestLimits:
+        """The same limits at another length; searches ask often, so without `dataclasses.replace`."""
+        return RequestLimits(
+            max_model_len=max_model_len,
+            in_flight_tokens=self.in_flight_tokens,
+            kv_shards=self.kv_shards,
+            mamba_cache_mode=self.mamba_cache_mode,
+            mamba_all_adds_speculative=self.mamba_all_adds_speculative,
+            encoder_tokens=self.encoder_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheSpec:
@@ -208,7 +219,7 @@ class TQFullAttentionSpec(FullAttentionSpec):
     tq_slot_size: int = 0
 
     def _unpacked_content_bytes(self) -> int:
-        return self.tq_slot_size or super(TQFullAttentionSpec, self)._unpacked_content_bytes()
+        return self.tq_slot_size or super(TQFullAttentionSpec, self)._unpacked_content_bytes()  # noqa: UP008 (slots make a new class)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
