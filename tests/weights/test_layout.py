@@ -8,6 +8,7 @@ import pytest
 from building import changed, context, model
 from vllm_capacity.errors import CapacityError, InputError, Reason, RefusedError
 from vllm_capacity.inputs.model_config import ModelConfig
+from vllm_capacity.inputs.models import load_model
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.releases import get_release
 from vllm_capacity.weights.layout import check_layout
@@ -75,3 +76,16 @@ def test_valid_layouts_pass(parallel: ParallelConfig) -> None:
 
 def test_experts_may_be_fewer_than_ranks_divide_with_expert_parallelism() -> None:
     check_layout(context(QWEN_MOE).architecture, P(tp=4, dp=8, expert_parallel=True), get_release("0.26.0"))
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        # seen while vLLM 0.26.0's and 0.33.0's own classes were built with two stages (tests/data/vllm_built/README.md)
+        ("baidu/ERNIE-4.5-21B-A3B-PT", "'PPMissingLayer' object has no attribute 'weight'"),
+        ("stepfun-ai/step3", "'Step3TextConfig' object has no attribute 'tie_word_embeddings'"),
+    ],
+)
+def test_classes_that_break_with_pipeline_stages_are_refused(model: str, line: str) -> None:
+    config = load_model(model)
+    assert line in refusal(config, P(tp=8, pp=2))
