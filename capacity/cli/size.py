@@ -1,0 +1,114 @@
+"""`vllm-capacity size`: which GPUs to buy for a model and a load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from vllm_capacity.cli.engine_options import NAMES, engine_options
+
+SORTS = ("cost", "gpus", "headroom", "tokens")
+
+
+@click.command("size", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
+@click.option("--model", metavar="MODEL", help="A folder, a config.json, a catalogue id, or a Hugging Face id.")
+@click.option("--revision", metavar="REV", help="Branch, tag or commit on the Hub.")
+@click.option("--offline", is_flag=True, help="Never ask the Hub.")
+@click.option("--concurrency", type=click.IntRange(min=1), help="Requests of --max-model-len tokens at once.")
+@click.option("--prompt-tokens", type=click.IntRange(min=1), help="Workload: mean prompt length.")
+@click.option("--prompt-p95", type=click.IntRange(min=1), help="Its 95th percentile. Default: the mean.")
+@click.option("--output-tokens", type=click.IntRange(min=1), help="Workload: mean output length.")
+@click.option("--output-p95", type=click.IntRange(min=1), help="Its 95th percentile. Default: the mean.")
+@click.option("--concurrent-users", type=click.IntRange(min=1), help="Workload or trace: requests in flight at once.")
+@click.option("--trace", metavar="FILE", type=click.Path(path_type=Path), help="Real requests, .jsonl or .csv.")
+@click.option("--time-unit", type=click.Choice(["s", "ms", "us"]), default="s", help="Of numbers in the trace's time columns.")
+@click.option("--output-speed", type=click.FloatRange(min=0, min_open=True), help="Trace without durations: tokens/s of one request.")
+@click.option("--prefix-share", type=float, default=0.0, metavar="0..1", help="Share of each prompt that all requests have in common.")
+@click.option("--gpu", "gpus", metavar="A,B", help="Only these GPUs. Default: the whole catalogue.")
+@click.option("--vendor", metavar="NAME", help="Only GPUs of nvidia or amd.")
+@click.option("--node", "boxes", metavar="GPUxN,...", help="Boxes to buy whole, for example h100x8,l40sx4.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="Buy any GPU in boxes of so many.")
+@click.option("--max-gpus", type=click.IntRange(1, 1024), default=16, show_default=True, help="Most GPUs of one replica.")
+@click.option("--no-variants", is_flag=True, help="Leave out the model's quantised variants in the catalogue.")
+@click.option("--prices", metavar="FILE", type=click.Path(path_type=Path), help="Prices, as docs/sizing.md shows.")
+@click.option("--sort", type=click.Choice(SORTS), default=None, help="Default: cost with --prices, else gpus.")
+@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of the table.")
+@click.option("--all", "show_all", is_flag=True, help="Every row, also a quantised cache or model where nothing is gained by it.")
+@click.option("--every-layout", is_flag=True, help="Every layout that holds the demand, not only the best per GPU.")
+@click.option("--vllm-version", metavar="X.Y.Z", help="Default: the installed vLLM's, else the newest known.")
+@click.option("--usage", type=click.Choice(["server", "offline"]), default=None, help="vllm serve (default) or the LLM class.")
+@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable of the server.")
+@click.option("--calibration", metavar="FILE|none", help="Correction factors to use instead of the built-in ones.")
+@click.option("--allow-unmodelled", is_flag=True, help="Accept flags whose memory is not modelled; widens the interval.")
+@click.option("--no-sensitivity", is_flag=True, help="Leave out what flips the verdict of the first row.")
+@click.option("--plot", metavar="FILE", type=click.Path(path_type=Path), help="Tokens and concurrency against context, .svg or .png.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+@click.option("--csv", "as_csv", is_flag=True, help="One line per row.")
+@engine_options
+@click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- vllm serve MODEL ...]")
+def command(command_line: tuple[str, ...], **options: Any) -> int:
+    """Say which GPUs hold a model and its load, how many, in which layout, and with how much room.
+
+    \b
+    vllm-capacity size --model meta-llama/Llama-3.1-70B-Instruct --max-model-len 32K --concurrency 64
+    vllm-capacity size --model Qwen/Qwen3-8B --prompt-tokens 3000 --output-tokens 500 --concurrent-users 200
+    vllm-capacity size --model openai/gpt-oss-120b --trace requests.jsonl --node h100x8
+
+    Every flag of `vllm serve` is accepted; sizes that are given (--tp, --pp, --dp, -ep, --kv-cache-dtype) are kept.
+    Exit code 0: at least one row starts and holds the load, 1: none, 2: bad input.
+    """
+    from vllm_capacity.sizing.ask import ask
+
+    flags = {name: options.pop(name) for name in NAMES}
+    asked = ask(command_line, flags, options)
+    with _progress(not options["as_json"] and not options["as_csv"]) as progress:
+        report = asked.answer(progress)
+    if options["plot"]:
+        from vllm_capacity.report.plots import plot_context
+
+        plot_context(asked.question, report.shown(int(options["top"])), options["plot"])
+    if options["as_json"]:
+        import json
+
+        from vllm_capacity.report.size_data import answer_to_dict
+
+        click.echo(json.dumps(answer_to_dict(report)))
+    elif options["as_csv"]:
+        from vllm_capacity.report.size_data import answer_to_csv
+
+        click.echo(answer_to_csv(report), nl=False)
+    else:
+        from rich.console import Console
+        from vllm_capacity.report.size_text import print_answer
+
+        print_answer(report, Console(highlight=False, emoji=False), top=int(options["top"]))
+    return 0 if any(row.starts for row in report.rows) else 1
+
+
+class _progress:  # noqa: N801 - a context manager, used like a function
+    """A bar on stderr, on a terminal only."""
+
+    def __init__(self, wanted: bool) -> None:
+        import sys
+
+        self._wanted = wanted and sys.stderr.isatty()
+        self._bar: Any = None
+
+    def __enter__(self) -> Any:
+        if not self._wanted:
+            return None
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("planning {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            console=Console(stderr=True), transient=True,
+        )  # fmt: skip
+        self._bar.start()
+        task = self._bar.add_task("", total=None)
+        return lambda done, total, what: self._bar.update(task, completed=done, total=total, description=what)
+
+    def __exit__(self, *_exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,167 @@
+"""The answer of `size` for people. Nothing here computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm_capacity.report.size_data import serve_line
+from vllm_capacity.sizing.row import Binding, Row
+from vllm_capacity.sizing.sensitivity import Assumption, Sensitivity
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vllm_capacity.sizing.ask import Report
+
+_BINDING = {
+    Binding.KV_CACHE: "KV cache",
+    Binding.MAX_NUM_SEQS: "--max-num-seqs",
+    Binding.WEIGHTS: "weights",
+    Binding.NOTHING: "none",
+}
+_ASSUMPTION = {
+    Assumption.CONTEXT: "longest request",
+    Assumption.CONCURRENCY: "requests at once",
+    Assumption.UTILIZATION: "share of the GPU",
+    Assumption.BATCHED_TOKENS: "tokens a batch",
+    Assumption.CACHE_DTYPE: "KV cache dtype",
+    Assumption.RELEASE: "vLLM release",
+}
+LEFT_OUT_SHOWN = 3
+
+
+def print_answer(report: Report, console: Console, *, top: int) -> None:
+    """Demand, rows, what the first row rests on, and what was left out."""
+    question = report.question
+    console.print(
+        f"[bold]{question.models[0].name}[/] on vLLM {question.release.version} [dim]({question.release_source})[/]",
+        highlight=False,
+    )
+    for line in question.demand.how:
+        console.print(line, markup=False, highlight=False)
+    for warning in report.warnings:
+        console.print(f"[yellow]warning:[/] {warning}", highlight=False)
+    if not report.rows:
+        console.print("\n[bold red]No GPU holds it.[/]")
+    else:
+        console.print()
+        _print_table(report, report.rows[:top], console)
+        if len(report.rows) > top:
+            console.print(f"[dim]{len(report.rows) - top} more rows; --top N shows them[/]", highlight=False)
+        _print_first(report, report.rows[0], console)
+        _print_sensitivities(report.sensitivities, console)
+    _print_left_out(report, console)
+
+
+def _print_table(report: Report, rows: tuple[Row, ...], console: Console) -> None:
+    from rich.table import Table
+
+    prices = report.question.prices
+    wide = console.width >= 120
+    table = Table(box=None, pad_edge=False)
+    table.add_column("buy", no_wrap=True)
+    table.add_column("layout", no_wrap=True)
+    table.add_column("KV cache" if console.width >= 100 else "KV", no_wrap=True)
+    table.add_column("at once", justify="right", no_wrap=True)
+    table.add_column("spare", justify="right", no_wrap=True)
+    table.add_column("bound by", no_wrap=True)
+    if wide:
+        table.add_column("KV tokens", justify="right", no_wrap=True)
+        table.add_column("kW", justify="right", no_wrap=True)
+        table.add_column("decode tok/s at most", justify="right")
+    if prices:
+        table.add_column(f"{prices.currency}{'/h' if prices.unit == 'gpu_hour' else ''}", justify="right", no_wrap=True)
+    table.add_column("model", overflow="fold", style="dim")
+    first = report.question.models[0].name
+    for row in rows:
+        cells = [
+            _bought(row), _layout(row), row.args.kv_cache_dtype, f"{row.sequences:,}", f"{row.headroom:+.0%}",
+            _BINDING[row.binding] if row.starts else "not measured",
+        ]  # fmt: skip
+        if wide:
+            cells += [
+                f"{row.kv_tokens:,}", f"{row.power_watts / 1000:.1f}" if row.power_watts else "?",
+                f"{row.decode_ceiling:,.0f}" if row.decode_ceiling else "?",
+            ]  # fmt: skip
+        if prices:
+            cells.append(f"{row.cost:,.2f}" if row.cost is not None else "no price")
+        table.add_row(*cells, "as asked" if row.model == first else row.model)
+    console.print(table)
+
+
+def _bought(row: Row) -> str:
+    bought = row.purchase
+    if row.node.whole:
+        return f"{bought.nodes} x ({row.node.gpus} x {row.device.name})"
+    return f"{bought.gpus_bought} x {row.device.name}"
+
+
+def _layout(row: Row) -> str:
+    sizes = [f"tp{row.layout.tp}"]
+    sizes += [f"pp{row.layout.pp}"] if row.layout.pp > 1 else []
+    sizes += [f"dp{row.layout.dp}"] if row.layout.dp > 1 else []
+    sizes += ["ep"] if row.layout.expert_parallel else []
+    return f"{row.purchase.replicas} x {' '.join(sizes)}"
+
+
+def _print_first(report: Report, row: Row, console: Console) -> None:
+    demand = report.question.demand
+    bought = row.purchase
+    console.print("\n[bold]The first row[/]")
+    console.print(
+        f"{bought.replicas} replica(s) of {row.layout.gpus} GPU(s): {bought.gpus_used} GPUs used, {bought.gpus_bought} bought"
+        + (f" in {bought.nodes} box(es)" if row.node.whole else "")
+        + f"; {row.sequences:,} requests at once for {demand.sequences:,} asked",
+        highlight=False,
+    )
+    console.print(
+        f"each engine prints: GPU KV cache size: {row.plan.kv_cache.tokens:,} tokens, Maximum concurrency for "
+        f"{row.plan.kv_cache.max_model_len:,} tokens per request: {row.plan.kv_cache.max_concurrency:.2f}x",
+        highlight=False,
+    )
+    console.print(f"safety margin, left out of every figure above: {row.margin}", markup=False, highlight=False)
+    if row.decode_ceiling:
+        console.print(
+            f"memory bandwidth alone allows at most {row.decode_ceiling:,.0f} decoded tokens/s with {demand.sequences:,} requests of "
+            f"{demand.mean_tokens:,.0f} tokens; an upper bound, no forecast",
+            highlight=False,
+        )
+    if row.plan.verdict.message:
+        console.print(row.plan.verdict.message, markup=False, highlight=False)
+    console.print(serve_line(report, row), markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_sensitivities(items: tuple[Sensitivity, ...], console: Console) -> None:
+    if not items:
+        return
+    console.print("\n[bold]What flips this verdict first[/] (each moved alone, re-planned)")
+    for item in items:
+        console.print(f"{_ASSUMPTION[item.assumption]:<17} {_sentence(item)}", markup=False, highlight=False)
+
+
+def _sentence(item: Sensitivity) -> str:
+    if item.assumption is Assumption.RELEASE:
+        return f"holds on every known release, not only {item.now}" if not item.flips else (
+            f"does not hold on {', '.join(item.beyond)}"
+        )
+    if item.assumption is Assumption.CACHE_DTYPE:
+        return f"{item.flag} {item.beyond[0]} does not hold it" if item.flips else "auto holds it too"
+    change = f" ({_percent(item)})" if item.distance is not None else ""
+    if not item.flips:
+        return f"{item.flag} {item.now}: holds as far as tried, to {item.last}{change}"
+    return f"{item.flag} {item.now}: holds to {item.last}{change}, no longer at {item.beyond[0]}"
+
+
+def _percent(item: Sensitivity) -> str:
+    sign = "-" if item.assumption is Assumption.UTILIZATION else "+"
+    return f"{sign}{item.distance:.0%}"
+
+
+def _print_left_out(report: Report, console: Console) -> None:
+    if not report.left_out:
+        return
+    names = ", ".join(gpu for gpu, _ in report.left_out)
+    console.print(f"\n[dim]{len(report.left_out)} GPUs hold it in no layout tried: {names}[/]", highlight=False)
+    if not report.rows or len(report.left_out) <= LEFT_OUT_SHOWN:
+        for gpu, reason in report.left_out[:LEFT_OUT_SHOWN]:
+            console.print(f"{gpu}: {reason}", markup=False, highlight=False)

@@ -1,0 +1,1 @@
+"""Pre-purchase sizing: which GPUs, how many, in which layout, with how much room."""

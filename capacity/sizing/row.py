@@ -1,0 +1,68 @@
+"""One answer: a GPU, a layout, how many of them, and what that gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vllm_capacity.device import Device
+from vllm_capacity.engine import EngineArgs
+from vllm_capacity.plan import Plan
+from vllm_capacity.sizing.engine_capacity import EngineCapacity
+from vllm_capacity.sizing.layouts import Layout
+from vllm_capacity.sizing.margins import Margin
+from vllm_capacity.sizing.nodes import Node, Purchase
+
+
+class Binding(StrEnum):
+    """What decides the number of GPUs."""
+
+    KV_CACHE = "kv_cache"
+    """With fewer GPUs the KV cache does not hold the demand, though the weights would fit."""
+    MAX_NUM_SEQS = "max_num_seqs"
+    """An engine takes no more sequences than --max-num-seqs, though its KV cache would."""
+    WEIGHTS = "weights"
+    """The weights of all its GPUs do not fit on one GPU fewer."""
+    NOTHING = "nothing"
+    """It is a single GPU, and it holds the demand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """`plan` is exactly what `plan` gives for `args` on `device`: one replica. The rest follows from it and the demand."""
+
+    model: str
+    quantised_variant: bool
+    node: Node
+    layout: Layout
+    args: EngineArgs
+    plan: Plan
+    margin: Margin
+    capacity: EngineCapacity
+    purchase: Purchase
+    sequences: int
+    """Requests that all replicas hold at once, margin left out."""
+    headroom: float
+    """(sequences - demanded) / demanded."""
+    binding: Binding
+    cost: float | None
+    power_watts: int | None
+    decode_ceiling: float | None
+    """Tokens per second of all replicas together, an upper bound from memory bandwidth."""
+
+    @property
+    def device(self) -> Device:
+        return self.node.device
+
+    @property
+    def starts(self) -> bool:
+        return self.plan.starts
+
+    @property
+    def kv_tokens(self) -> int:
+        """What all engines together print as their KV cache size."""
+        return self.plan.kv_cache.tokens * self.layout.dp * self.purchase.replicas
+
+    @property
+    def fp8_cache(self) -> bool:
+        return self.args.kv_cache_dtype != "auto"

@@ -1,0 +1,355 @@
+"""Which purchases hold the demand: every GPU, layout, cache dtype and variant, planned with the library's pure plan.
+
+Layouts that vLLM refuses are left out before planning. The others are planned best first, by a lower bound on the GPUs they
+need that follows from the plan of a single GPU; what cannot win any more is not planned at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from vllm_capacity.architecture.modules import Architecture
+from vllm_capacity.architecture.registry import build_architecture
+from vllm_capacity.budget import PERSISTENT, Account
+from vllm_capacity.calibration import Calibration
+from vllm_capacity.engine import EngineArgs
+from vllm_capacity.errors import InputError, Reason
+from vllm_capacity.inputs.model_config import ModelConfig
+from vllm_capacity.ledger import Allocator, Component
+from vllm_capacity.plan import Plan, RankPlan, RefusedPlan, Status
+from vllm_capacity.planner import make_plan
+from vllm_capacity.releases.release import Release
+from vllm_capacity.sizing.bandwidth import decode_ceiling
+from vllm_capacity.sizing.demand import Demand
+from vllm_capacity.sizing.engine_capacity import Limit, blocks_for, engine_capacity, shared_blocks
+from vllm_capacity.sizing.layouts import ONE_GPU, Fixed, Layout, layouts, with_layout
+from vllm_capacity.sizing.margins import safety_margin
+from vllm_capacity.sizing.nodes import Node, purchase
+from vllm_capacity.sizing.prices import Prices
+from vllm_capacity.sizing.rank import Sort, best_of
+from vllm_capacity.sizing.row import Binding, Row
+from vllm_capacity.units import cdiv
+from vllm_capacity.verdict import SAMPLER_WARMUP
+
+Progress = Callable[[int, int, str], None]
+"""(done, of how many, what is being planned)."""
+
+MOST_GPUS = 16
+"""GPUs of one replica, unless the user allows more: two nodes of eight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be served, with what, and what the user fixed. `models` are the model asked for and then its variants."""
+
+    models: tuple[ModelConfig, ...]
+    args: EngineArgs
+    release: Release
+    release_source: str
+    demand: Demand
+    nodes: tuple[Node, ...]
+    fixed: Fixed = field(default_factory=Fixed)
+    cache_dtypes: tuple[str, ...] = ("auto", "fp8")
+    most_gpus: int = MOST_GPUS
+    sort: Sort = Sort.GPUS
+    prices: Prices | None = None
+    calibration: Calibration | None = None
+    every_layout: bool = False
+    """Keep every layout that holds the demand, not only the best per GPU, model and cache dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Rows in no order, and why GPUs have none: (GPU, the reason of the layout that came closest)."""
+
+    rows: tuple[Row, ...]
+    left_out: tuple[tuple[str, str], ...]
+    plans_made: int
+
+
+@dataclass(slots=True)
+class _Search:
+    question: Question
+    known: dict[tuple[str, str, str, int, Layout], tuple[int, float]] = field(default_factory=dict)
+    """(bytes of weights on the fullest rank, KV bytes of a mean sequence) of layouts planned on a GPU of the same kind: by
+    model, cache dtype, vendor and compute capability."""
+    plans_made: int = 0
+    first_error: InputError | None = None
+
+
+def search(question: Question, progress: Progress | None = None) -> Answer:
+    """All rows. Raises InputError where no candidate at all can be planned (the model is not modelled, say)."""
+    state = _Search(question)
+    rows: list[Row] = []
+    left_out: list[tuple[str, str]] = []
+    # The largest GPUs go first: what their plans say about a layout bounds what smaller ones of the same kind can do.
+    nodes = sorted(question.nodes, key=lambda node: -node.device.cuda_total_bytes)
+    for done, node in enumerate(nodes):
+        if progress:
+            progress(done, len(nodes), node.device.name)
+        found: list[Row] = []
+        why = ""
+        for number, config in enumerate(question.models):
+            for cache_dtype in question.cache_dtypes:
+                rows_here, reason = _rows(state, node, config, number > 0, cache_dtype)
+                found += rows_here
+                why = why or reason
+        rows += found
+        if not found:
+            left_out.append((node.device.name, why or "no layout holds the demand"))
+    if progress:
+        progress(len(nodes), len(nodes), "")
+    if not state.plans_made and state.first_error is not None:
+        raise state.first_error
+    return Answer(rows=tuple(rows), left_out=tuple(left_out), plans_made=state.plans_made)
+
+
+def _rows(state: _Search, node: Node, config: ModelConfig, variant: bool, cache_dtype: str) -> tuple[list[Row], str]:
+    """The best row (or all) of one GPU, model and cache dtype, and why there is none."""
+    question = state.question
+    try:
+        candidates = _layouts(question, config, node)
+        bound = _bound(state, node, config, cache_dtype)
+    except InputError as error:
+        state.first_error = state.first_error or error
+        return [], str(error)
+    if isinstance(bound, str):
+        return [], bound
+    found: list[Row] = []
+    why = "no layout is valid"
+    smallest_start: int | None = None
+    kind = (config.name, cache_dtype, node.device.vendor, node.device.sm)
+    for least, layout in sorted((bound.fewest_gpus(node, layout, state.known.get((*kind, layout))), layout)
+                                for layout in candidates):
+        if least == NEVER:
+            why = f"{Reason.LOAD_PEAK.value}: the weights do not fit"
+            continue
+        best = best_of(found, question.sort)
+        if best is not None and not question.every_layout and _cannot_win(least, layout, best, question.sort):
+            continue
+        args = replace(with_layout(question.args, layout), kv_cache_dtype=cache_dtype)
+        try:
+            args, plan = _settled(state, node, config, args)
+        except InputError as error:
+            state.first_error = state.first_error or error
+            why = str(error)
+            continue
+        if isinstance(plan, RefusedPlan):
+            why = plan.verdict.message
+            continue
+        state.known[(*kind, layout)] = (
+            max(rank.budget.totals[Account.WEIGHTS] for rank in plan.ranks), _sequence_bytes(plan, question.demand)
+        )
+        if not plan.starts and not _unmeasured(plan):
+            reason = plan.verdict.reason.value if plan.verdict.reason else ""
+            why = f"{plan.verdict.status.value}: {reason}: {plan.verdict.message}"
+            continue
+        row = _row(question, node, config, variant, layout, args, plan)
+        if row is None:
+            why = "one engine does not hold a single request of the demand within the safety margin"
+        else:
+            found.append(row)
+    best = best_of(found, question.sort)
+    return (found if question.every_layout else [best] if best else []), why
+
+
+def _cannot_win(least: int, layout: Layout, best: Row, sort: Sort) -> bool:
+    bought = best.purchase.gpus_bought
+    if least != bought or sort in (Sort.HEADROOM, Sort.TOKENS):
+        return least > bought
+    return not layout.plain  # a row is there already: only plain tensor parallelism is worth more than another of its kind
+
+
+NEVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """What one GPU would hold of the model, from which follows the least that any layout can need.
+
+    A layout of g GPUs holds at least the weights of one GPU in all, and a sequence takes at least the KV bytes it takes on one
+    GPU; what is left of g x `share_bytes` bounds the sequences from above. `SLACK` allows for paddings that splitting avoids.
+    """
+
+    share_bytes: int
+    weights_bytes: int
+    sequence_bytes: float
+    demanded: int
+
+    def fewest_gpus(self, node: Node, layout: Layout, known: tuple[int, float] | None) -> int:
+        """A lower bound on the GPUs to buy with this layout; NEVER where the weights alone do not fit.
+
+        `known` are its weights per rank and KV bytes per sequence (of the stage with most), where it was planned before.
+        """
+        free = layout.gpus * self.share_bytes - SLACK * self.weights_bytes
+        per_sequence = self.sequence_bytes
+        if known is not None:
+            free, per_sequence = layout.dp * (self.share_bytes - known[0]), known[1]
+        if free <= 0:
+            return NEVER
+        held = free / (SLACK * per_sequence) if per_sequence else float(self.demanded)
+        if held < 1:
+            return NEVER
+        return purchase(node, layout.gpus, math.ceil(self.demanded / held)).gpus_bought
+
+
+SLACK = 0.9
+
+
+def _bound(state: _Search, node: Node, config: ModelConfig, cache_dtype: str) -> _Bound | str:
+    """From the plan of a single GPU, whether it fits or not; or why no layout at all can be planned there."""
+    demand = state.question.demand
+    plan = _plan(state, node, config, replace(with_layout(state.question.args, ONE_GPU), kv_cache_dtype=cache_dtype))
+    if isinstance(plan, RefusedPlan):
+        if plan.verdict.reason is Reason.INVALID_LAYOUT:
+            return _Bound(1 << 60, 0, 0.0, demand.sequences)
+        return plan.verdict.message
+    budget = plan.tightest.budget
+    return _Bound(
+        share_bytes=budget.requested_bytes - budget.totals[Account.NON_TORCH],
+        weights_bytes=budget.totals[Account.WEIGHTS],
+        sequence_bytes=_sequence_bytes(plan, demand),
+        demanded=demand.sequences,
+    )
+
+
+def _sequence_bytes(plan: Plan, demand: Demand) -> float:
+    """KV bytes of a sequence of mean length per rank, of the stage that takes most."""
+    if not plan.kv_cache.stages:
+        return 0.0
+    blocks = sum(blocks_for(plan, point.tokens) * point.weight for point in demand.lengths)
+    return max(blocks - shared_blocks(plan, demand.shared_tokens), 0.0) * plan.kv_cache.bytes_per_block
+
+
+def _unmeasured(plan: Plan) -> bool:
+    """It would start as far as can be told, but nothing was ever measured on this vendor's GPUs."""
+    return plan.device.vendor != "nvidia" and plan.verdict.status is Status.TOO_CLOSE and plan.verdict.reason is None
+
+
+def _layouts(question: Question, config: ModelConfig, node: Node) -> tuple[Layout, ...]:
+    return layouts(
+        _architecture(config, question.release), question.release, question.fixed, node_gpus=node.gpus,
+        most_gpus=1 if node.gpus == 1 else question.most_gpus, dcp=question.args.decode_context_parallel_size,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _architecture(config: ModelConfig, release: Release) -> Architecture:
+    return build_architecture(config, release)
+
+
+def _settled(
+    state: _Search, node: Node, config: ModelConfig, args: EngineArgs
+) -> tuple[EngineArgs, Plan | RefusedPlan]:
+    """The plan, with the share of memory or the number of sequences lowered where only that keeps it from starting."""
+    plan = _plan(state, node, config, args)
+    for _ in range(2):
+        if isinstance(plan, RefusedPlan) or plan.starts:
+            break
+        changed = _repair(args, plan)
+        if changed is None:
+            break
+        other = _plan(state, node, config, changed)
+        if isinstance(other, RefusedPlan):
+            break
+        args, plan = changed, other
+    return args, plan
+
+
+_SHARE_TOO_LARGE = frozenset({Reason.FREE_BELOW_REQUESTED, Reason.GRAPH_CAPTURE, Reason.SAMPLER_WARMUP})
+
+
+def _repair(args: EngineArgs, plan: Plan) -> EngineArgs | None:
+    """The gentlest change that lets it start, or None. What the user set is left alone."""
+    reason = plan.verdict.reason
+    if reason in _SHARE_TOO_LARGE and args.gpu_memory_utilization is None and not args.kv_cache_memory_bytes:
+        share = math.floor(100 * min(_safe_share(plan, rank) for rank in plan.ranks)) / 100
+        if 0 < share < plan.engine.gpu_memory_utilization:
+            return replace(args, gpu_memory_utilization=share)
+    if reason is Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS and args.max_num_seqs is None:
+        stages = plan.kv_cache.stages
+        fewest = min(rank.budget.available_low // stages[rank.ranks[0][1]].bytes_per_block for rank in plan.ranks)
+        if fewest > 0:
+            return replace(args, max_num_seqs=1 << (fewest.bit_length() - 1))
+    return None
+
+
+def _safe_share(plan: Plan, rank: RankPlan) -> float:
+    """The share of the GPU with which even the upper ends of all terms leave it in one piece: at start-up and once up."""
+    total = plan.device.cuda_total_bytes
+    once_up = rank.kv_bytes + sum(
+        t.high
+        for t in rank.terms
+        if t.component is not Component.KV_CACHE
+        and t.allocator is not Allocator.HOST
+        and (t.lifetime in PERSISTENT or t.name == SAMPLER_WARMUP)
+    )
+    excess = max(once_up - total, 0)
+    return min(rank.budget.free_low / total, plan.engine.gpu_memory_utilization - excess / total)
+
+
+def _plan(state: _Search, node: Node, config: ModelConfig, args: EngineArgs) -> Plan | RefusedPlan:
+    question = state.question
+    plan = make_plan(
+        config, args, node.device, question.release, release_source=question.release_source, suggestions=False,
+        calibration=question.calibration,
+    )  # fmt: skip
+    state.plans_made += 1
+    return plan
+
+
+def _row(
+    question: Question,
+    node: Node,
+    config: ModelConfig,
+    variant: bool,
+    layout: Layout,
+    args: EngineArgs,
+    plan: Plan,
+) -> Row | None:
+    """The row of a plan; None where an engine does not hold a single request."""
+    demand = question.demand
+    margin = safety_margin(question.release.version, node.device.name)
+    capacity = engine_capacity(plan, demand, margin)
+    per_replica = capacity.sequences * layout.dp
+    if not per_replica:
+        return None
+    bought = purchase(node, layout.gpus, cdiv(demand.sequences, per_replica))
+    sequences = per_replica * bought.replicas
+    ceiling = decode_ceiling(plan, _at_work(demand, bought.replicas * layout.dp, capacity.sequences), demand.mean_tokens)
+    power = node.device.power_watts
+    return Row(
+        model=config.name,
+        quantised_variant=variant,
+        node=node,
+        layout=layout,
+        args=args,
+        plan=plan,
+        margin=margin,
+        capacity=capacity,
+        purchase=bought,
+        sequences=sequences,
+        headroom=sequences / demand.sequences - 1,
+        binding=_binding(plan, layout, cdiv(demand.sequences, per_replica), capacity.limit),
+        cost=question.prices.cost(node, bought) if question.prices else None,
+        power_watts=power * bought.gpus_bought if power else None,
+        decode_ceiling=ceiling * bought.replicas if ceiling else None,
+    )
+
+
+def _at_work(demand: Demand, engines: int, most: int) -> int:
+    """Sequences of one engine when the demand is spread evenly."""
+    return min(cdiv(demand.sequences, engines), most)
+
+
+def _binding(plan: Plan, layout: Layout, needed_replicas: int, limit: Limit) -> Binding:
+    if needed_replicas > 1:
+        return Binding.MAX_NUM_SEQS if limit is Limit.MAX_NUM_SEQS else Binding.KV_CACHE
+    if layout.gpus == 1:
+        return Binding.NOTHING
+    weights = sum(rank.budget.totals[Account.WEIGHTS] * len(rank.ranks) for rank in plan.ranks)
+    fewer = (layout.gpus - 1) * plan.tightest.budget.requested_bytes
+    return Binding.WEIGHTS if weights > fewer else Binding.KV_CACHE
