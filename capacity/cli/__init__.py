@@ -12,12 +12,13 @@ from importlib import import_module
 from typing import Any
 
 import click
-
 from vllm_capacity._version import __version__
 from vllm_capacity.errors import CapacityError
 
 COMMANDS = {
     "plan": "Say whether a model starts, how much KV cache it gets, and where every byte goes.",
+    "size": "Say which GPUs hold a model and its load, how many, and with how much room.",
+    "compare": "Put two plans side by side, with the difference per term.",
     "explain": "From a vLLM log to the cause of a failure and the smallest change that fixes it.",
     "validate": "Run the real vLLM on this machine's GPUs and compare it with the plan.",
     "refine": "Fit correction factors from recorded runs.",

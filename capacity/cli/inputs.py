@@ -43,25 +43,45 @@ class Inputs:
     warnings: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What flags and a pasted line say, without a GPU."""
+
+    model: str | None
+    args: EngineArgs
+    release: Release
+    release_source: str
+    notes: tuple[str, ...]
+
+
+def engine_args_of(command_line: Sequence[str], given: Mapping[str, Any], options: Mapping[str, Any]) -> Line:
+    """Flags (`given`, as text) over those that click did not know over a pasted line. Raises InputError."""
+    from vllm_capacity.inputs.command_line import parse_command_line
+    from vllm_capacity.inputs.environment import check_environment
+
+    own, pasted = _split(command_line)
+    release, release_source = choose_release(options.get("vllm_version"), _release_hint(pasted))
+    line = parse_command_line(pasted, release=release) if pasted else None
+    args = _engine_args(given, own, line.args if line else None, options, release)
+    check_environment(args.environment, release, allow_unmodelled=bool(args.other("allow_unmodelled")))
+    return Line(
+        model=options.get("model") or (line.model if line else None), args=args, release=release,
+        release_source=release_source, notes=tuple(line.notes) if line else (),
+    )  # fmt: skip
+
+
 def resolve_inputs(command_line: Sequence[str], flags: Mapping[str, Any], options: Mapping[str, Any]) -> Inputs:
     """`command_line` holds flags that click does not know and, after `--`, a pasted line; `flags` are vLLM's, as text.
 
     Raises InputError.
     """
     from vllm_capacity.calibration import load_calibration
-    from vllm_capacity.inputs.command_line import parse_command_line
-    from vllm_capacity.inputs.environment import check_environment
     from vllm_capacity.inputs.models import load_model
 
     given = {name: value for name, value in flags.items() if value is not None}
-    degrees = _degrees(given)
-    own, pasted = _split(command_line)
-    hint = _release_hint(pasted)
-    release, release_source = choose_release(options.get("vllm_version"), hint)
-    line = parse_command_line(pasted, release=release) if pasted else None
-    args = _engine_args(given, own, line.args if line else None, options, release)
-    check_environment(args.environment, release, allow_unmodelled=bool(args.other("allow_unmodelled")))
-    model = options.get("model") or (line.model if line else None)
+    degrees = degrees_of(given)
+    line = engine_args_of(command_line, given, options)
+    model, args, release, release_source = line.model, line.args, line.release, line.release_source
     if not model:
         raise InputError("--model is missing: give a folder, a config.json, a catalogue id or a Hugging Face id")
     device = choose_device(options)
@@ -80,7 +100,7 @@ def resolve_inputs(command_line: Sequence[str], flags: Mapping[str, Any], option
         release_source=release_source,
         concurrency=options.get("concurrency"),
         calibration=load_calibration(options.get("calibration")),
-        warnings=(*(line.notes if line else ()), *header_warnings),
+        warnings=(*line.notes, *header_warnings),
     )
 
 
@@ -117,7 +137,7 @@ def _shards_read(mode: str) -> Iterator[Callable[[int, int], None] | None]:
         yield show
 
 
-def _degrees(given: dict[str, Any]) -> tuple[int, ...]:
+def degrees_of(given: dict[str, Any]) -> tuple[int, ...]:
     text = str(given.pop("tensor_parallel_size", "") or "")
     if not text:
         return ()
