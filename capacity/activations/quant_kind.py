@@ -110,7 +110,7 @@ def _quark(block: Mapping[str, Any]) -> QuantKind:
 def _compressed_tensors(block: Mapping[str, Any]) -> QuantKind:
     """From the first config group: bits and type of weights, whether input activations are quantised."""
     groups = block.get("config_groups")
-    group = next(iter(groups.values()), {}) if isinstance(groups, Mapping) and groups else {}
+    group: object = next(iter(groups.values()), {}) if isinstance(groups, Mapping) and groups else {}
     weights = (group.get("weights") or {}) if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise InputError("quantization_config: every entry of 'config_groups' and its 'weights' must be an object")

@@ -1,7 +1,7 @@
 """Which ranks hold a multimodal encoder, and how it is divided.
 
-By `_mark_tower_model` (interfaces.py, 0.26.0 and 0.33.0) and `--mm-encoder-tp-mode` (models/vision.py). Byte equality of towers
-on each stage and tp rank is held by tests/architecture/test_built_by_vllm.py.
+By `_mark_tower_model` (interfaces.py, 0.26.0 and 0.33.0) and `--mm-encoder-tp-mode` (models/vision.py). Byte equality of
+towers on each stage and tp rank is held by tests/architecture/test_built_by_vllm.py.
 """
 
 from __future__ import annotations
