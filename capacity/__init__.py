@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from vllm_capacity._version import __version__
 
 if TYPE_CHECKING:
+    from vllm_capacity.answer import Plan, RefusedPlan, Status
     from vllm_capacity.api import plan
     from vllm_capacity.errors import CapacityError, InputError, Reason
-    from vllm_capacity.plan import Plan, RefusedPlan, Status
 
 __all__ = ["CapacityError", "InputError", "Plan", "Reason", "RefusedPlan", "Status", "__version__", "plan"]
 
@@ -24,9 +24,9 @@ _HOMES = {
     "CapacityError": "vllm_capacity.errors",
     "InputError": "vllm_capacity.errors",
     "Reason": "vllm_capacity.errors",
-    "Plan": "vllm_capacity.plan",
-    "RefusedPlan": "vllm_capacity.plan",
-    "Status": "vllm_capacity.plan",
+    "Plan": "vllm_capacity.answer",
+    "RefusedPlan": "vllm_capacity.answer",
+    "Status": "vllm_capacity.answer",
 }
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from vllm_capacity.answer import Effect, Plan, RefusedPlan, Suggestion
 from vllm_capacity.engine import EngineArgs
-from vllm_capacity.plan import Effect, Plan, RefusedPlan, Suggestion
 from vllm_capacity.units import MIB
 
 Replan = Callable[[EngineArgs], Plan | RefusedPlan]

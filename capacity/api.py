@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_capacity.answer import Plan, RefusedPlan
 from vllm_capacity.calibration import load_calibration
 from vllm_capacity.cli.inputs import add_headers, choose_device, choose_release, used_by_others
 from vllm_capacity.device import Device
@@ -13,7 +14,6 @@ from vllm_capacity.inputs.engine_args import parse_engine_args
 from vllm_capacity.inputs.environment import check_environment
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.inputs.models import load_model
-from vllm_capacity.plan import Plan, RefusedPlan
 from vllm_capacity.planner import make_plan
 
 

@@ -27,7 +27,7 @@ from vllm_capacity.frozen import dataclass
 from vllm_capacity.releases.release import Release
 
 if TYPE_CHECKING:
-    from vllm_capacity.plan import Coverage
+    from vllm_capacity.answer import Coverage
 
 _ENTRY = re.compile(r"^  ([^\s#:][^\s:]*):$", re.MULTILINE)
 _FIELD = re.compile(r"^    ([a-z_]+): (.+)$", re.MULTILINE)
@@ -238,7 +238,7 @@ themselves are not part of the package).
 
 def coverage(ctx: RankContext) -> Coverage:
     """How well measured the accounting behind a plan is, and what of it lies outside of the recorded runs."""
-    from vllm_capacity.plan import Coverage
+    from vllm_capacity.answer import Coverage
     from vllm_capacity.releases import get_release
 
     now = ctx.release.has("consumed_accounting")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from vllm_capacity.answer import HostNeeds
 from vllm_capacity.engine import EngineConfig
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.ledger import Allocator, MemoryTerm
-from vllm_capacity.plan import HostNeeds
 from vllm_capacity.units import MIB
 
 _RESPONSE_CHUNK = 24 * MIB

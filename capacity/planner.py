@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from vllm_capacity.activations.peak import ActivationPeak, activation_peak
 from vllm_capacity.advice import suggestions as suggest
+from vllm_capacity.answer import Plan, RankPlan, RefusedPlan, Status, Verdict
 from vllm_capacity.architecture.adapters import as_pooling_model, without_window
 from vllm_capacity.architecture.modules import Architecture
 from vllm_capacity.architecture.registry import build_architecture
@@ -34,7 +35,6 @@ from vllm_capacity.overheads import graph_estimate, overhead_terms
 from vllm_capacity.overheads.requests import request_warnings
 from vllm_capacity.overheads.unmodelled import unmodelled_warnings
 from vllm_capacity.parallel import stage_bounds
-from vllm_capacity.plan import Plan, RankPlan, RefusedPlan, Status, Verdict
 from vllm_capacity.releases.release import Release
 from vllm_capacity.verdict import SAMPLER_WARMUP, judge
 from vllm_capacity.weights.layout import check_layout

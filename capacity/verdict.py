@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from vllm_capacity.answer import ConcurrencyAnswer, RankPlan, Status, Verdict
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineConfig
 from vllm_capacity.errors import Reason
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.kv_cache.planning import KVCachePlan, estimate_max_model_len
 from vllm_capacity.ledger import Allocator, Component, Lifetime
-from vllm_capacity.plan import ConcurrencyAnswer, RankPlan, Status, Verdict
 from vllm_capacity.releases.release import Release
 from vllm_capacity.units import GIB
 

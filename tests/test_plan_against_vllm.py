@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm_capacity.answer import Plan, RankPlan
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.inputs.gpus import find_device
 from vllm_capacity.inputs.models import load_model
-from vllm_capacity.plan import Plan, RankPlan
 from vllm_capacity.planner import make_plan
 from vllm_capacity.releases import get_release
 from vllm_capacity.weights.rank import rank_weights

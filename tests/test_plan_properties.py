@@ -12,9 +12,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vllm_capacity import plan
+from vllm_capacity.answer import Plan, RefusedPlan
 from vllm_capacity.errors import CapacityError
 from vllm_capacity.inputs.catalogue import entries, find_entry
-from vllm_capacity.plan import Plan, RefusedPlan
 
 SECONDS = 1.0
 """A plan may take no longer, whatever the config says; measured on the process's own clock."""

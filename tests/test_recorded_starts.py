@@ -12,17 +12,16 @@ from functools import cache
 from typing import Any
 
 import pytest
+from recorded import Run, runs
+from vllm_capacity.answer import Plan
 from vllm_capacity.budget import Account
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.inputs.config_json import normalise
 from vllm_capacity.inputs.engine_args import parse_engine_args
 from vllm_capacity.inputs.gpus import find_device
-from vllm_capacity.plan import Plan
 from vllm_capacity.planner import make_plan
 from vllm_capacity.releases import get_release
 from vllm_capacity.units import GIB
-
-from recorded import Run, runs
 
 HALF_A_DIGIT = 0.005 * GIB
 RUNS: list[Run] = list(runs())

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from vllm_capacity.answer import Plan, RefusedPlan, Status
 from vllm_capacity.calibration import load_calibration
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs
@@ -26,7 +27,6 @@ from vllm_capacity.inputs.config_json import normalise, read_json
 from vllm_capacity.inputs.engine_args import parse_engine_args
 from vllm_capacity.inputs.gpus import find_device
 from vllm_capacity.inputs.model_config import ModelConfig
-from vllm_capacity.plan import Plan, RefusedPlan, Status
 from vllm_capacity.planner import make_plan
 from vllm_capacity.releases import get_release, supported_releases
 from vllm_capacity.releases.release import Release, version_key

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import click
+from vllm_capacity.answer import Plan, RefusedPlan, Status
 from vllm_capacity.cli.engine_options import NAMES, engine_options
 from vllm_capacity.errors import InputError
-from vllm_capacity.plan import Plan, RefusedPlan, Status
 
 EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
 

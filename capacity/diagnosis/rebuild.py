@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm_capacity.answer import Plan, RefusedPlan
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import CapacityError, InputError
@@ -14,7 +15,6 @@ from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.inputs.models import load_model
 from vllm_capacity.logs.arguments import as_flag_values
 from vllm_capacity.logs.record import StartRecord
-from vllm_capacity.plan import Plan, RefusedPlan
 from vllm_capacity.releases import get_release, newest_release, supported_releases
 from vllm_capacity.releases.release import Release, version_key
 from vllm_capacity.units import GIB, MIB

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from vllm_capacity.answer import Plan, Status
 from vllm_capacity.diagnosis.causes import Basis, Finding, Remedy, RuntimeCause
 from vllm_capacity.diagnosis.log_remedies import LATE, logged_remedies
 from vllm_capacity.diagnosis.margins import BUDGET, budget_margin, margin
@@ -19,7 +20,6 @@ from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import CapacityError, Reason
 from vllm_capacity.logs.failures import Phase
 from vllm_capacity.logs.record import StartRecord
-from vllm_capacity.plan import Plan, Status
 from vllm_capacity.units import GIB, MIB, gib
 
 MOST = 6

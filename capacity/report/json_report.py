@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_capacity._version import __version__
+from vllm_capacity.answer import Plan, RankPlan, RefusedPlan, Verdict
 from vllm_capacity.budget import Account
-from vllm_capacity.plan import Plan, RankPlan, RefusedPlan, Verdict
 
 SCHEMA_VERSION = 1
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
+from vllm_capacity.answer import Status
 from vllm_capacity.budget import Account
 from vllm_capacity.errors import Reason
 from vllm_capacity.ledger import Allocator, Component, Lifetime
-from vllm_capacity.plan import Status
 
 Bytes = Annotated[int, Field(ge=0, description="Bytes.")]
 

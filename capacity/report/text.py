@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vllm_capacity.answer import Plan, RankPlan, RefusedPlan, Status, Suggestion
 from vllm_capacity.budget import Account
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm
-from vllm_capacity.plan import Plan, RankPlan, RefusedPlan, Status, Suggestion
 from vllm_capacity.units import GIB, gib
 
 if TYPE_CHECKING:

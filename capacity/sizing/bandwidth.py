@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllm_capacity.answer import Plan, RankPlan
 from vllm_capacity.architecture.modules import Architecture, MixtureOfExperts
 from vllm_capacity.kv_cache.specs import (
     ChunkedLocalAttentionSpec,
@@ -11,7 +12,6 @@ from vllm_capacity.kv_cache.specs import (
     SlidingWindowSpec,
 )
 from vllm_capacity.ledger import Component, MemoryTerm
-from vllm_capacity.plan import Plan, RankPlan
 
 NOT_READ = frozenset({"encoder", "expert_map", "rope_cache", "allocator_rounding"})
 """Weights that a decode step does not read in full: towers run at prefill, tables are looked up row by row."""

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from vllm_capacity.answer import Plan
 from vllm_capacity.kv_cache.planning import tokens_per_block
 from vllm_capacity.kv_cache.pool import blocks_per_request
 from vllm_capacity.kv_cache.specs import SinkFullAttentionSpec
-from vllm_capacity.plan import Plan
 from vllm_capacity.sizing.demand import Demand
 from vllm_capacity.sizing.margins import Margin
 

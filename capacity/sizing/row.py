@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vllm_capacity.answer import Plan
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs
-from vllm_capacity.plan import Plan
 from vllm_capacity.sizing.engine_capacity import EngineCapacity
 from vllm_capacity.sizing.layouts import Layout
 from vllm_capacity.sizing.margins import Margin

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from vllm_capacity.answer import Plan, RankPlan, RefusedPlan, Status
 from vllm_capacity.architecture.modules import Architecture
 from vllm_capacity.architecture.registry import build_architecture
 from vllm_capacity.budget import PERSISTENT, Account
@@ -19,7 +20,6 @@ from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError, Reason
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.ledger import Allocator, Component
-from vllm_capacity.plan import Plan, RankPlan, RefusedPlan, Status
 from vllm_capacity.planner import make_plan
 from vllm_capacity.releases.release import Release
 from vllm_capacity.sizing.bandwidth import decode_ceiling

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from vllm_capacity.answer import Plan
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.model_config import ModelConfig
-from vllm_capacity.plan import Plan
 from vllm_capacity.planner import make_plan
 from vllm_capacity.releases import get_release, supported_releases
 from vllm_capacity.releases.release import Release

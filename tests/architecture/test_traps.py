@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from vllm_capacity import plan
+from vllm_capacity.answer import Plan
 from vllm_capacity.architecture.modules import (
     Architecture,
     Attention,
@@ -22,7 +23,6 @@ from vllm_capacity.inputs.catalogue import find_entry, load_entry
 from vllm_capacity.inputs.config_json import parse_json
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.ledger import Component
-from vllm_capacity.plan import Plan
 from vllm_capacity.releases import get_release
 from vllm_capacity.weights.rank import parameter_total
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm_capacity.answer import Plan
 from vllm_capacity.diagnosis import Confidence, Diagnosis
 from vllm_capacity.diagnosis.causes import Basis
 from vllm_capacity.diagnosis.diagnose import diagnose_with_run
@@ -19,7 +20,6 @@ from vllm_capacity.inputs.command_line import parse_flags
 from vllm_capacity.inputs.engine_args import merge_engine_args
 from vllm_capacity.logs import LogRecord, read_log
 from vllm_capacity.logs.failures import Phase
-from vllm_capacity.plan import Plan
 from vllm_capacity.report.explain_text import diagnosis_to_dict, explain_lines
 from vllm_capacity.units import GIB
 

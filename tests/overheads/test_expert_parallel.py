@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from vllm_capacity import plan
+from vllm_capacity.answer import Plan, RefusedPlan
 from vllm_capacity.errors import InputError
 from vllm_capacity.ledger import MemoryTerm
-from vllm_capacity.plan import Plan, RefusedPlan
 from vllm_capacity.units import MIB
 
 DEEPSEEK = "deepseek-ai/DeepSeek-V3"

@@ -12,13 +12,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm_capacity import plan
+from vllm_capacity.answer import Plan
 from vllm_capacity.errors import CapacityError
 from vllm_capacity.inputs.checkpoint import with_headers
 from vllm_capacity.inputs.config_json import normalise
 from vllm_capacity.inputs.model_config import MAX_DIMENSION
 from vllm_capacity.inputs.safetensors_format import DTYPE_BITS, TensorInfo
 from vllm_capacity.inputs.safetensors_headers import CheckpointHeaders
-from vllm_capacity.plan import Plan
 from weights.test_checkpoint import CONFIG, checkpoint, quantised
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}

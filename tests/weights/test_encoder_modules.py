@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from vllm_capacity import plan
+from vllm_capacity.answer import Plan, RankPlan
 from vllm_capacity.ledger import Component
-from vllm_capacity.plan import Plan, RankPlan
 
 
 def ranks(model: str, **flags: Any) -> tuple[RankPlan, ...]:

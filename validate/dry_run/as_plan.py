@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from vllm_capacity._version import __version__
+from vllm_capacity.answer import Status
 from vllm_capacity.budget import Account, account_of, device_bytes
 from vllm_capacity.errors import Reason
 from vllm_capacity.ledger import Lifetime
-from vllm_capacity.plan import Status
 from vllm_capacity.report.json_report import SCHEMA_VERSION
 from vllm_capacity.validate.dry_run import exactness
 from vllm_capacity.validate.dry_run.run import DryRun, RankRun

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm_capacity.answer import Plan, RankPlan
 from vllm_capacity.budget import RankBudget, rank_budget
 from vllm_capacity.cli.inputs import Inputs
 from vllm_capacity.device import Device
@@ -18,7 +19,6 @@ from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.ledger import MemoryTerm
 from vllm_capacity.parallel import ParallelConfig
-from vllm_capacity.plan import Plan, RankPlan
 from vllm_capacity.planner import make_plan
 from vllm_capacity.releases.release import Release
 from vllm_capacity.validate.dry_run import ranks as choosing

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from vllm_capacity.answer import Plan, Status
 from vllm_capacity.budget import Account, account_of
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
-from vllm_capacity.plan import Plan, Status
 from vllm_capacity.validate.dry_run import exactness
 from vllm_capacity.weights.groups import role_of
 
