@@ -134,6 +134,17 @@ def test_prompt_embeddings_are_looked_up_outside_the_compiled_graph():
     assert [p.name for p in with_them.ranks[0].activation.phases].count("compile") == 0
 
 
+def test_adapters_are_kept_for_the_modules_named():
+    """is_in_target_modules, lora/utils.py: since 0.20.0 parts of a fused module name it, and it is wrapped as a whole."""
+    flags = {"enable_lora": True, "max_lora_rank": 16}
+    qkv = 32 * 16 * 2 * (3 * 4096 + 4096 + 1024 + 1024)
+    down = 32 * 16 * 2 * (14336 + 4096)
+    found = terms(planned(**flags, lora_target_modules=["q_proj", "down_proj"]))["lora_adapters"]
+    assert found.n_bytes == qkv + down
+    old = planned(**flags, vllm_version="0.19.1", lora_target_modules=["q_proj", "down_proj"])
+    assert terms(old)["lora_adapters"].n_bytes == down
+
+
 def test_sleep_mode_needs_host_memory_only():
     found = planned(enable_sleep_mode=True)
     assert found.kv_cache.num_blocks == planned().kv_cache.num_blocks

@@ -24,6 +24,7 @@ from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.terms import nothing
 from vllm_capacity.units import DTYPE_BYTES
+from vllm_capacity.weights.quantisation.ignored import FUSED
 
 SOURCE = "lora/layers: create_lora_weights"
 
@@ -117,12 +118,25 @@ def _on_rank(ctx: RankContext, sharded: bool) -> _Elements:
     total = _Elements()
     for group, count in ctx.layers:
         for module in group.modules:
-            total += _elements(ctx, module, sharded).times(count)
+            if _is_target(ctx, module.name):
+                total += _elements(ctx, module, sharded).times(count)
     if ctx.architecture.name in WITH_EMBEDDINGS:
         for placed in ctx.architecture.outside:
-            if isinstance(placed.module, VocabEmbedding) and _here(ctx, placed.placement):
-                total += _vocabulary(ctx, placed.module)
+            module = placed.module
+            if isinstance(module, VocabEmbedding) and _here(ctx, placed.placement) and _is_target(ctx, module.name):
+                total += _vocabulary(ctx, module)
     return total
+
+
+def _is_target(ctx: RankContext, name: str) -> bool:
+    """`is_in_target_modules`, lora/utils.py:271-305 (0.26.0): the end of the name, or of a part of a fused module."""
+    targets = ctx.engine.args.other("lora_target_modules")
+    if targets is None:
+        return True
+    last = name.rpartition(".")[2]
+    wanted = {str(target) for target in targets}
+    parts = FUSED.get(last, ()) if ctx.release.has("lora_targets_parts") else ()
+    return last in wanted or any(part in wanted for part in parts)
 
 
 def _here(ctx: RankContext, placement: Placement) -> bool:

@@ -243,6 +243,9 @@ ENGINE_FEATURES: tuple[Feature, ...] = (
             "FLEX_ATTENTION can be captured in full graphs"),
     Feature("triton_mla_single_token_graphs", "0.26.0", "0.30.0", "v1/attention/backends/mla/triton_mla.py",
             "TRITON_MLA captures single-token decode only; before and after, uniform batches"),
+    # -- adapters
+    Feature("lora_targets_parts", "0.20.0", None, "lora/utils.py: is_in_target_modules",
+            "--lora-target-modules also names parts of fused modules (q_proj of qkv_proj)"),
     # -- micro-batches
     Feature("dbo_nixl_ep", "0.24.0", None, "config/vllm.py: VllmConfig.__post_init__",
             "dual batch overlap also works with --all2all-backend nixl_ep"),

@@ -19,7 +19,7 @@ MODELLED: Final = """
     max_num_batched_tokens max_num_seqs enable_chunked_prefill async_scheduling
     enforce_eager compilation_config cudagraph_capture_sizes max_cudagraph_capture_size optimization_level
     performance_mode attention_backend
-    enable_lora max_loras max_lora_rank lora_dtype fully_sharded_loras
+    enable_lora max_loras max_lora_rank lora_dtype fully_sharded_loras lora_target_modules
     language_model_only limit_mm_per_prompt mm_encoder_tp_mode skip_mm_profiling mm_processor_kwargs
     speculative_config kv_offloading_size kv_offloading_backend
     cpu_offload_gb offload_backend offload_group_size offload_num_in_group offload_prefetch_step
@@ -99,9 +99,7 @@ UNMODELLED: Final[dict[str, str]] = {
         mm_encoder_only mm_encoder_attn_backend mm_encoder_attn_dtype disable_chunked_mm_input
     """,
     "multimodal inputs prepared on the GPU": "mm_ipc_gpu_memory_gb mm_tensor_ipc mm_processor_device",
-    "other modules with LoRA slots than all that the model has": """
-        lora_target_modules specialize_active_lora enable_tower_connector_lora
-    """,
+    "LoRA slots in an encoder, and graphs per number of adapters": "specialize_active_lora enable_tower_connector_lora",
     "graphs captured a second time, in two halves": "dbo_decode_token_threshold",
     "kernels with layouts and workspaces of their own": "linear_backend kernel_config",
     "NCCL over the network: its buffers are in no recorded run": "nnodes",
