@@ -13,8 +13,8 @@ from typing import Any
 def install(gpu: dict[str, Any], device_count: int) -> None:
     """Loads vLLM's bundled pynvml under its own name and replaces its calls."""
     spec = importlib.util.find_spec("vllm")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("this Python has no vLLM")
+    assert spec is not None
+    assert spec.origin is not None
     folder = os.path.join(os.path.dirname(spec.origin), "third_party")
     package = types.ModuleType("vllm.third_party")
     package.__path__ = [folder]

@@ -18,10 +18,12 @@ def install() -> None:
 
     make = torch.nn.Parameter.__new__
 
-    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        made = make(cls, data, requires_grad)
-        if isinstance(made, FakeTensor) and cls is not torch.nn.Parameter:
-            made.__class__ = _both(cls)
+    def new(cls: Any, data: Any = None, requires_grad: bool = True, **_attributes: Any) -> Any:
+        # the Transformers backend makes a parameter anew with all attributes of the old one
+        kind = cls.__mro__[1] if issubclass(cls, FakeTensor) else cls
+        made = make(kind, data, requires_grad)
+        if isinstance(made, FakeTensor):
+            made.__class__ = _both(kind)
         return made
 
     torch.nn.Parameter.__new__ = new
@@ -32,21 +34,22 @@ def install() -> None:
 def _both(cls: Any) -> Any:
     from torch._subclasses.fake_tensor import FakeTensor
 
-    return type(cls.__name__, (FakeTensor, cls), {})
+    return type(cls.__name__, (cls, FakeTensor), {})
 
 
 def _scales_with_values() -> None:
-    """Scales of a quantised KV cache say -1 until a checkpoint sets them, and loading asks. They are dropped afterwards,
-    so real ones on the host change nothing that stays (layers/quantization/kv_cache.py).
+    """Scales of a quantised KV cache say -1 until a checkpoint sets them, and loading asks whether one did
+    (layers/quantization/kv_cache.py): the one value that is known without a checkpoint.
     """
     try:
         from vllm.model_executor.layers.quantization.kv_cache import KVCacheScaleParameter
     except ImportError:
         return
-    import torch
+    make = KVCacheScaleParameter.__new__
 
     def new(cls: Any) -> Any:
-        value = torch.tensor(-1.0, device="cpu")
-        return torch.Tensor._make_subclass(cls, value, False)
+        made = make(cls)
+        made.known_value = -1.0
+        return made
 
     KVCacheScaleParameter.__new__ = new

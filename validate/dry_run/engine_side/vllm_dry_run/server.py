@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import pickle
@@ -67,6 +68,8 @@ def _prepare(hello: dict[str, Any]) -> Any:
         "VLLM_LOGGING_LEVEL": "WARNING", "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(hello["devices"]))),
     }.items():  # fmt: skip
         os.environ[name] = value
+    if importlib.util.find_spec("vllm") is None:
+        raise ModuleNotFoundError("No module named 'vllm'")
     from . import custom_ops, fake_cuda, fake_nvml, fake_triton
     from .tensor_ledger import TensorLedger
 

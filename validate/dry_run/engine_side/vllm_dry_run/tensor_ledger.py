@@ -12,6 +12,8 @@ from typing import Any
 ROUNDING = 512
 """kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp."""
 FRAMES = 6
+PASSING = frozenset({"__torch_function__"})
+"""Functions of vLLM that every operator passes through."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def source_frames() -> tuple[str, ...]:
     while frame is not None and len(found) < FRAMES:
         path = frame.f_code.co_filename
         marker = path.rfind("/site-packages/vllm/")
-        if marker >= 0:
+        if marker >= 0 and frame.f_code.co_name not in PASSING:
             found.append(f"{path[marker + len('/site-packages/'):]}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
     return tuple(found)

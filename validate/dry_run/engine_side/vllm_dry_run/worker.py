@@ -19,6 +19,7 @@ def run(job: dict[str, Any], ledger: TensorLedger) -> tuple[dict[str, Any], dict
 
     `job["profile"]` False stops before the forward pass; `job["force_eager"]` turns torch.compile off.
     """
+    import torch
     import vllm.model_executor.models.registry as registry
 
     from .fake_tensors import DeviceWithoutStorage
@@ -43,7 +44,7 @@ def run(job: dict[str, Any], ledger: TensorLedger) -> tuple[dict[str, Any], dict
 
     result: dict[str, Any] = {"rank": job["rank"], "notes": notes}
     seconds = result["seconds"] = {"config": time.monotonic() - begin}
-    with set_current_vllm_config(config), DeviceWithoutStorage(ledger):
+    with torch.no_grad(), set_current_vllm_config(config), DeviceWithoutStorage(ledger):
         worker = Worker(
             config, local_rank=0, rank=local, distributed_init_method="tcp://127.0.0.1:1", is_driver_worker=local == 0
         )
