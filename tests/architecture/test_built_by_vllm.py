@@ -26,6 +26,7 @@ UNREGISTERED = (
     "per_layer_embeddings",
     "pre_projection_norm.weight",
     "_mtp_hidden_buffer",
+    "alibi_slopes",
 )
 """What vLLM holds outside parameters and buffers: in the bytes, not in the table of tensors."""
 
