@@ -164,10 +164,12 @@ def _m_rope(ctx: RankContext) -> Iterator[MemoryTerm]:
 
 
 def _block_tables(ctx: RankContext) -> Iterator[MemoryTerm]:
-    """Per KV cache group a row of block ids per sequence (two copies on V2) and one slot per token."""
+    """Per KV cache group a row of block ids per sequence (two copies on V2) and one slot per token, with
+    prefill context parallelism also for the whole batch and for what all ranks gather.
+    """
     from vllm_capacity.kv_cache.specs import MambaSpec
 
-    copies = 2 if ctx.engine.model_runner == "V2" else 1
+    copies, pcp = 2 if ctx.engine.model_runner == "V2" else 1, ctx.engine.parallel.pcp
     entries = 0
     for group in ctx.kv_groups:
         blocks = aligned_blocks(ctx.engine.max_model_len, group.spec.block_size * ctx.engine.parallel.dcp)
@@ -190,9 +192,10 @@ def _block_tables(ctx: RankContext) -> Iterator[MemoryTerm]:
     yield term(
         "slot_mappings",
         BUFFERS,
-        "8 * groups * tokens",
+        "8 * groups * tokens * rows",
         lifetime=Lifetime.AFTER_PROFILE,
-        source="v1/worker/gpu/block_table.py: slot_mappings",
+        source="v1/worker/gpu/block_table.py: slot_mappings; v1/worker/gpu/pcp_manager.py: PCPManager",
         groups=groups,
         tokens=ctx.engine.max_num_batched_tokens,
+        rows=1 if pcp == 1 else 2 + pcp,
     )
