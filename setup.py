@@ -1,7 +1,7 @@
 """Package mapping: `capacity/` installs as `vllm_capacity`, `validate/` as `vllm_capacity.validate`.
 
-The mapping is computed, so that a new subpackage can never be forgotten; `models.yaml` lives at the top of the
-tree and is copied into the wheel beside the code that reads it.
+The mapping is computed, so that a new subpackage or folder of data can never be forgotten; `models.yaml` lives at
+the top of the tree and is copied into the wheel beside the code that reads it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,20 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 TREES = {"vllm_capacity": "capacity", "vllm_capacity.validate": "validate"}
+
+
+def packages() -> list[str]:
+    """Every folder of both trees, those that hold only data included."""
+    return [
+        name
+        for top, folder in TREES.items()
+        for name in (top, *(f"{top}.{p}" for p in find_namespace_packages(folder, exclude=["*__pycache__*"])))
+    ]
 
 
 class BuildWithCatalogue(build_py):
@@ -26,7 +35,7 @@ class BuildWithCatalogue(build_py):
 
 
 setup(
-    packages=[name for top, folder in TREES.items() for name in (top, *(f"{top}.{p}" for p in find_packages(folder)))],
+    packages=packages(),
     package_dir=dict(TREES),
     package_data={"": ["py.typed", "*.yaml", "*.json", "*.c", "*.gz"]},
     cmdclass={"build_py": BuildWithCatalogue},

@@ -1,9 +1,11 @@
-"""The wheel holds exactly what the tree does: a forgotten subpackage or data file must fail."""
+"""Wheel and sdist hold exactly what the tree does: a forgotten subpackage or data file must fail."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -12,26 +14,99 @@ import pytest
 ROOT = Path(__file__).parent.parent
 TREES = {"capacity": "vllm_capacity", "validate": "vllm_capacity/validate"}
 DATA = {".yaml", ".json", ".typed", ".c", ".gz"}
+BESIDE = ("tests", "benchmarks", "docs", "tools")
 
 
 @pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the wheel built from it, so that nothing left in the tree can get in."""
     out = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(ROOT)], check=True, capture_output=True
-    )
-    (wheel,) = out.glob("*.whl")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel_names(distributions: Path) -> set[str]:
+    (wheel,) = distributions.glob("*.whl")
     return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+
+@pytest.fixture(scope="module")
+def sdist_names(distributions: Path) -> set[str]:
+    (sdist,) = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        return {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+
+
+def files(folder: str) -> set[str]:
+    found = (path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {path.relative_to(ROOT).as_posix() for path in found}
+
+
+def package_files(folder: str) -> set[str]:
+    return {name for name in files(folder) if Path(name).suffix in {".py", *DATA}}
 
 
 def test_the_wheel_holds_the_tree_and_nothing_else(wheel_names: set[str]):
     expected = {"vllm_capacity/models.yaml"}
     for folder, package in TREES.items():
-        for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts and (path.suffix == ".py" or path.suffix in DATA):
-                expected.add(f"{package}/{path.relative_to(ROOT / folder).as_posix()}")
+        expected |= {package + name.removeprefix(folder) for name in package_files(folder)}
     assert wheel_names == expected
+
+
+def test_no_file_of_the_packages_is_of_a_kind_that_the_wheel_leaves_out():
+    for folder in TREES:
+        assert files(folder) == package_files(folder)
 
 
 def test_no_top_level_package_but_ours(wheel_names: set[str]):
     assert {name.split("/")[0] for name in wheel_names} == {"vllm_capacity"}
+
+
+def test_the_sdist_holds_all_that_its_tests_need(sdist_names: set[str]):
+    expected = {
+        "models.yaml",
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "pyproject.toml",
+        ".ci/run",
+    }
+    for folder in BESIDE:
+        expected |= files(folder)
+    for folder in TREES:
+        expected |= package_files(folder)
+    assert expected <= sdist_names
+
+
+def test_no_module_hides_a_name_that_the_package_gives_out():
+    """`import package.name` sets the package's attribute `name` to the module, whatever was there before."""
+    import vllm_capacity
+
+    modules = {path.stem for folder in TREES for path in (ROOT / folder).glob("*.py")}
+    modules |= {path.parent.name for path in (ROOT / "capacity").glob("*/__init__.py")}
+    assert not modules & set(vllm_capacity.__all__)
+
+
+def test_base_dependencies_are_all_that_the_package_imports():
+    """Imports of anything else are in code that runs inside vLLM's own environment only."""
+    allowed = {
+        "click",
+        "pydantic",
+        "yaml",
+        "rich",
+        "huggingface_hub",
+        "vllm_capacity",
+        *sys.stdlib_module_names,
+    }
+    for path in (ROOT / "capacity").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            assert {name.partition(".")[0] for name in names} <= allowed, path
