@@ -87,6 +87,9 @@ def _local_shards(folder: Path) -> list[Path]:
             )
         return [folder / name for name in names]
     files = sorted(folder.glob("*.safetensors"))
+    # Mistral's own consolidated files hold the same weights once more; vLLM reads the ones or the others
+    # (model_loader/default_loader.py: _prepare_weights)
+    files = [file for file in files if not file.name.startswith("consolidated")] or files
     if not files:
         raise InputError(f"{folder} has no safetensors files; --weights config needs none")
     return files

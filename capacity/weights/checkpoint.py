@@ -83,6 +83,9 @@ def _note_tensor(
     module.elements += prod(shape)
     module.packed = module.packed or packed
     if len(shape) <= 2:
+        before = module.parts.get(target.part, ((), False))[0]
+        if not target.parameter and len(before) == len(shape) == 2:  # an embedding in two pieces
+            shape = (before[0] + shape[0], shape[1])
         module.parts[target.part] = (shape, packed)
 
 

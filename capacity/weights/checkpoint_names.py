@@ -30,8 +30,10 @@ FUSED: Mapping[str, tuple[tuple[str, int], ...]] = {
     "in_proj_z": (("in_proj_qkvz", 1),),
     "in_proj_b": (("in_proj_ba", 0),),
     "in_proj_a": (("in_proj_ba", 1),),
-    "wk": (("wk_weights_proj", 0),),
+    "wk": (("wk_weights_proj", 0), ("qkv_proj", 1)),
     "weights_proj": (("wk_weights_proj", 1),),
+    "wq": (("qkv_proj", 0),),
+    "wv": (("qkv_proj", 2),),
     "query": (("qkv_proj", 0),),
     "key": (("qkv_proj", 1),),
     "value": (("qkv_proj", 2),),
@@ -44,6 +46,16 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "wg": ("gate",),
     "layer": ("gate",),
     "router": ("gate",),
+    "wo": ("o_proj",),
+    "attention_norm": ("input_layernorm",),
+    "ffn_norm": ("post_attention_layernorm",),
+    "att_proj": ("qkv_proj",),
+    "attn_out": ("o_proj",),
+    "ff_proj": ("gate_up_proj",),
+    "ff_out": ("down_proj",),
+    "attn_norm": ("input_layernorm",),
+    "ff_norm": ("post_attention_layernorm",),
+    "ln_f": ("norm",),
     "dense": ("o_proj",),
     "out_proj": ("o_proj",),
     "c_attn": ("qkv_proj",),
@@ -54,9 +66,9 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
 """Last parts that classes rename without fusing."""
 
 EMBEDDINGS = frozenset(
-    {"embed_tokens", "word_embeddings", "tok_embeddings", "wte", "embeddings", "embedding"}
+    {"embed_tokens", "word_embeddings", "tok_embeddings", "wte", "embeddings", "embedding", "new_embedding"}
 )
-HEADS = frozenset({"lm_head", "output", "output_layer", "embed_out", "proj_out"})
+HEADS = frozenset({"lm_head", "output", "output_layer", "embed_out", "proj_out", "ff_out"})
 
 STEMS: Mapping[str, str] = {
     "attention.output.dense": "attention.self.output.dense",
@@ -81,6 +93,8 @@ _DERIVED = re.compile(
 
 _STACKED = re.compile(r"_(blocks|packed|scales|bias|scale\w*|zero\w*|shape)$")
 
+_BITSANDBYTES = re.compile(r"\.weight\.(?:nested_)?(?:absmax|quant_map|quant_state\..*)$")
+
 PACKED = ("weight", "qweight", "weight_packed")
 """Names of a parameter that holds a module's matrix."""
 
@@ -88,6 +102,7 @@ _PARAMETERS = frozenset({
     *PACKED, "bias", "scales", "qzeros", "g_idx", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_shape",
     "weight_zero_point", "weight_g_idx", "weight_global_scale", "input_scale", "input_global_scale", "input_zero_point",
     "k_scale", "v_scale", "q_scale", "kv_scale", "SCB", "weight_format", "biases", "scale", "zero_point", "output_scale",
+    "quant_state",
 })  # fmt: skip
 
 
@@ -136,6 +151,7 @@ class NameMap:
 
     def target(self, name: str) -> Target:
         """What vLLM does with the checkpoint's tensor `name`."""
+        name = _BITSANDBYTES.sub(".quant_state", name)
         if _DERIVED.search(name):
             return Target(Kind.DERIVED)
         if _MTP.search(name):
@@ -214,7 +230,7 @@ class _Names:
             module = self._unique(self.modules, tail)
             if module and ("shared" in module) == ("shared" in rest):
                 return Target(Kind.LOADED, module, None, part, parameter)
-            tensor = self._unique(self.tensors, tail)
+            tensor = self._unique(self.tensors, f"{tail}.{parameter}" if parameter else tail)
             if tensor:
                 return Target(Kind.LOADED, tensor)
         if parameter in ("k_scale", "v_scale", "q_scale", "kv_scale"):

@@ -71,6 +71,14 @@ def test_the_same_name_in_two_files_is_refused(tmp_path: Path) -> None:
         read_local(tmp_path)
 
 
+def test_consolidated_files_beside_others_are_the_same_weights_once_more(tmp_path: Path) -> None:
+    write(tmp_path / "model.safetensors", {"a": tensor()})
+    write(tmp_path / "consolidated.safetensors", {"b": tensor()})
+    assert [t.name for t in read_local(tmp_path).tensors] == ["a"]
+    (tmp_path / "model.safetensors").unlink()
+    assert [t.name for t in read_local(tmp_path).tensors] == ["b"]
+
+
 def test_a_folder_without_safetensors_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no safetensors files"):
         read_local(tmp_path)

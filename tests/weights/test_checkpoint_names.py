@@ -151,3 +151,33 @@ def test_experts_are_found_one_by_one_and_stacked(name, part, parameter):
 def test_what_is_not_loaded_is_told_apart(name, kind):
     architecture = build_architecture(normalise("moe", QWEN3_MOE, source="test"), RELEASE)
     assert NameMap(architecture).target(name).kind is kind
+
+
+MISTRAL = {
+    "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "head_dim": 16,
+    "max_position_embeddings": 128, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+# MistralForCausalLM.mistral_mapping, model_executor/models/mistral.py (0.26.0): the names of Mistral's own format
+@pytest.mark.parametrize(
+    ("name", "module", "part"),
+    [
+        ("layers.1.attention.wq.weight", "self_attn.qkv_proj", 0),
+        ("layers.1.attention.wk.weight", "self_attn.qkv_proj", 1),
+        ("layers.1.attention.wv.weight", "self_attn.qkv_proj", 2),
+        ("layers.1.attention.wo.weight", "self_attn.o_proj", None),
+        ("layers.1.feed_forward.w1.weight", "mlp.gate_up_proj", 0),
+        ("layers.1.feed_forward.w2.weight", "mlp.down_proj", None),
+        ("layers.1.feed_forward.w3.weight", "mlp.gate_up_proj", 1),
+        ("layers.1.attention_norm.weight", "input_layernorm.weight", None),
+        ("layers.1.ffn_norm.weight", "post_attention_layernorm.weight", None),
+        ("tok_embeddings.weight", "embed_tokens", None),
+        ("output.weight", "lm_head", None),
+        ("norm.weight", "norm.weight", None),
+    ],
+)
+def test_mistral_s_own_names_are_known(name, module, part):
+    target = NameMap(build_architecture(normalise("mistral", MISTRAL, source="test"), RELEASE)).target(name)
+    assert (target.kind, target.module, target.part) == (Kind.LOADED, module, part)

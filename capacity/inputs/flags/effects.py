@@ -167,7 +167,7 @@ KEYS_NO_EFFECT: Final[dict[str, str]] = {
 }
 
 KEYS_UNMODELLED: Final[dict[str, str]] = {
-    "planned: graphs of the multimodal encoder": """
+    "graphs of the multimodal encoder": """
         compilation_config.compile_mm_encoder compilation_config.cudagraph_mm_encoder
         compilation_config.encoder_cudagraph_token_budgets
         compilation_config.encoder_cudagraph_max_images_per_batch
