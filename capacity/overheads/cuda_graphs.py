@@ -74,7 +74,7 @@ def graph_estimate(ctx: RankContext) -> MemoryTerm | None:
     if not captures(ctx) or not estimates(ctx):
         return None
     found = _nodes(ctx, "graph_nodes_estimate")
-    pool, count = _pool_values(ctx), graph_count(ctx)
+    pool, count = _pool_values(ctx, first=True), graph_count(ctx)
     fixed, halves = _pool_bytes(pool), half_layers(ctx)
     return term(
         "cuda_graph_estimate",
@@ -103,21 +103,22 @@ def cuda_graph_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     if probe is not None:
         yield probe
     found = _nodes(ctx, "graph_nodes")
-    pool, count, halves = _pool_values(ctx), graph_count(ctx), half_layers(ctx)
+    pool, count, halves = _pool_values(ctx, first=probe is None), graph_count(ctx), half_layers(ctx)
     left = probe.n_bytes if probe else 0
-    fixed = _segment(_pool_bytes(pool) - pool["streams"] * pool["cublas"]) + pool["streams"] * pool["cublas"]
+    workspaces = pool["workspaces"] * pool["cublas"]
+    fixed = _segment(_pool_bytes(pool) - workspaces) + workspaces
     yield term(
         "cuda_graphs",
         Component.CUDA_GRAPHS,
-        "pool + streams * cublas + max(captures * halves * node // 2 - probe, 0)",
+        "pool + workspaces * cublas + max(captures * halves * node // 2 - probe, 0)",
         allocator=Allocator.CUDA,
         lifetime=Lifetime.AFTER_PROFILE,
         source=SOURCE,
         low=fixed + max(count * halves * found.low // 2 - left, 0),
         high=fixed + max(count * halves * found.high // 2 - left, 0),
         note=f"driver memory per capture and layer ({found.name}: {found.origin})",
-        pool=fixed - pool["streams"] * pool["cublas"],
-        streams=pool["streams"],
+        pool=fixed - workspaces,
+        workspaces=pool["workspaces"],
         cublas=pool["cublas"],
         captures=count,
         halves=halves,
@@ -126,18 +127,21 @@ def cuda_graph_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     )
 
 
-POOL = "streams * (largest * live * el + decode * splits * heads * 4 + cublas)"
+POOL = "streams * (largest * live * el + decode * splits * heads * 4) + workspaces * cublas"
 
 
-def _pool_values(ctx: RankContext) -> dict[str, int]:
+def _pool_values(ctx: RankContext, *, first: bool) -> dict[str, int]:
     """What the pool depends on. Runner V2 captures piecewise and full graphs on two streams, whose blocks are
-    not shared; runner V1 on one. Full graphs hold FlashAttention 3's split-KV accumulators.
+    not shared; runner V1 on one. Full graphs hold FlashAttention 3's split-KV accumulators. Shared experts run on a
+    stream of their own in small batches, which the `first` captures are the first to be.
 
     Source: v1/worker/gpu/cudagraph_utils.py: capture (torch.cuda.graph brings its own stream);
     compilation/cuda_graph.py: CUDAGraphWrapper (the current stream) (0.26.0).
     """
+    streams = 2 if ctx.engine.model_runner == "V2" else 1
     return {
-        "streams": 2 if ctx.engine.model_runner == "V2" else 1,
+        "streams": streams,
+        "workspaces": streams + int(first and _shared_experts_stream(ctx)),
         "largest": max(ctx.engine.cudagraph_capture_sizes),
         "decode": max(_decode_sizes(ctx), default=0),
         "live": _live_elements(ctx),
@@ -150,7 +154,18 @@ def _pool_values(ctx: RankContext) -> dict[str, int]:
 
 def _pool_bytes(v: dict[str, int]) -> int:
     splits = v["decode"] * v["splits"] * v["heads"] * 4
-    return v["streams"] * (v["largest"] * v["live"] * v["el"] + splits + v["cublas"])
+    return v["streams"] * (v["largest"] * v["live"] * v["el"] + splits) + v["workspaces"] * v["cublas"]
+
+
+def _shared_experts_stream(ctx: RankContext) -> bool:
+    """Whether shared experts run inside the fused MoE layer, so that batches of up to 256 tokens put them on a stream.
+
+    Source: layers/fused_moe/runner/shared_experts.py: _determine_shared_experts_order (0.26.0).
+    """
+    return any(
+        isinstance(group.feed_forward, MixtureOfExperts) and any("shared_expert" in m.name for m in group.modules)
+        for group, _ in ctx.layers
+    )
 
 
 def _segment(n_bytes: int) -> int:

@@ -112,7 +112,7 @@ def nccl_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         yield constant(
             "pipeline_transfers",
             Component.NCCL,
-            _bounded(ctx, measured(ctx, "pipeline_transfers")),
+            _bounded(ctx, measured(ctx, "pipeline_transfers_last" if ctx.is_last_stage else "pipeline_transfers")),
             allocator=Allocator.CUDA,
             lifetime=Lifetime.AFTER_PROFILE,
             source="first transfers between stages: the warm-up after the KV cache exists (NCCL point to point)",
