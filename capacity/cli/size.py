@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from vllm_capacity.cli.engine_options import NAMES, engine_options
 
+if TYPE_CHECKING:
+    from vllm_capacity.sizing.row import Row
+    from vllm_capacity.sizing.search import Question
+
+PLOTTED = 5
+"""Rows drawn by --plot: more lines cannot be told apart."""
 SORTS = ("cost", "gpus", "headroom", "tokens")
 
 
 @click.command("size", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
-@click.option("--model", metavar="MODEL", help="A folder, a config.json, a catalogue id, or a Hugging Face id.")
+@click.option(
+    "--model", metavar="MODEL", help="A folder, a config.json, a catalogue id, or a Hugging Face id."
+)
 @click.option("--revision", metavar="REV", help="Branch, tag or commit on the Hub.")
 @click.option("--offline", is_flag=True, help="Never ask the Hub.")
 @click.option("--concurrency", type=click.IntRange(min=1), help="Requests of --max-model-len tokens at once.")
@@ -20,29 +28,83 @@ SORTS = ("cost", "gpus", "headroom", "tokens")
 @click.option("--prompt-p95", type=click.IntRange(min=1), help="Its 95th percentile. Default: the mean.")
 @click.option("--output-tokens", type=click.IntRange(min=1), help="Workload: mean output length.")
 @click.option("--output-p95", type=click.IntRange(min=1), help="Its 95th percentile. Default: the mean.")
-@click.option("--concurrent-users", type=click.IntRange(min=1), help="Workload or trace: requests in flight at once.")
-@click.option("--trace", metavar="FILE", type=click.Path(path_type=Path), help="Real requests, .jsonl or .csv.")
-@click.option("--time-unit", type=click.Choice(["s", "ms", "us"]), default="s", help="Of numbers in the trace's time columns.")
-@click.option("--output-speed", type=click.FloatRange(min=0, min_open=True), help="Trace without durations: tokens/s of one request.")
-@click.option("--prefix-share", type=float, default=0.0, metavar="0..1", help="Share of each prompt that all requests have in common.")
+@click.option(
+    "--concurrent-users", type=click.IntRange(min=1), help="Workload or trace: requests in flight at once."
+)
+@click.option(
+    "--trace", metavar="FILE", type=click.Path(path_type=Path), help="Real requests, .jsonl or .csv."
+)
+@click.option(
+    "--time-unit",
+    type=click.Choice(["s", "ms", "us"]),
+    default="s",
+    help="Of numbers in the trace's time columns.",
+)
+@click.option(
+    "--output-speed",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Trace without durations: tokens/s of one request.",
+)
+@click.option(
+    "--prefix-share",
+    type=float,
+    default=0.0,
+    metavar="0..1",
+    help="Share of each prompt that all requests have in common.",
+)
 @click.option("--gpu", "gpus", metavar="A,B", help="Only these GPUs. Default: the whole catalogue.")
 @click.option("--vendor", metavar="NAME", help="Only GPUs of nvidia or amd.")
 @click.option("--node", "boxes", metavar="GPUxN,...", help="Boxes to buy whole, for example h100x8,l40sx4.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="Buy any GPU in boxes of so many.")
-@click.option("--max-gpus", type=click.IntRange(1, 1024), default=16, show_default=True, help="Most GPUs of one replica.")
-@click.option("--no-variants", is_flag=True, help="Leave out the model's quantised variants in the catalogue.")
-@click.option("--prices", metavar="FILE", type=click.Path(path_type=Path), help="Prices, as docs/sizing.md shows.")
-@click.option("--sort", type=click.Choice(SORTS), default=None, help="Default: cost with --prices, else gpus.")
+@click.option(
+    "--max-gpus",
+    type=click.IntRange(1, 1024),
+    default=16,
+    show_default=True,
+    help="Most GPUs of one replica.",
+)
+@click.option(
+    "--no-variants", is_flag=True, help="Leave out the model's quantised variants in the catalogue."
+)
+@click.option(
+    "--prices", metavar="FILE", type=click.Path(path_type=Path), help="Prices, as docs/sizing.md shows."
+)
+@click.option(
+    "--sort", type=click.Choice(SORTS), default=None, help="Default: cost with --prices, else gpus."
+)
 @click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of the table.")
-@click.option("--all", "show_all", is_flag=True, help="Every row, also a quantised cache or model where nothing is gained by it.")
-@click.option("--every-layout", is_flag=True, help="Every layout that holds the demand, not only the best per GPU.")
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="Every row, also a quantised cache or model where nothing is gained by it.",
+)
+@click.option(
+    "--every-layout", is_flag=True, help="Every layout that holds the demand, not only the best per GPU."
+)
 @click.option("--vllm-version", metavar="X.Y.Z", help="Default: the installed vLLM's, else the newest known.")
-@click.option("--usage", type=click.Choice(["server", "offline"]), default=None, help="vllm serve (default) or the LLM class.")
-@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable of the server.")
-@click.option("--calibration", metavar="FILE|none", help="Correction factors to use instead of the built-in ones.")
-@click.option("--allow-unmodelled", is_flag=True, help="Accept flags whose memory is not modelled; widens the interval.")
+@click.option(
+    "--usage",
+    type=click.Choice(["server", "offline"]),
+    default=None,
+    help="vllm serve (default) or the LLM class.",
+)
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable of the server."
+)
+@click.option(
+    "--calibration", metavar="FILE|none", help="Correction factors to use instead of the built-in ones."
+)
+@click.option(
+    "--allow-unmodelled", is_flag=True, help="Accept flags whose memory is not modelled; widens the interval."
+)
 @click.option("--no-sensitivity", is_flag=True, help="Leave out what flips the verdict of the first row.")
-@click.option("--plot", metavar="FILE", type=click.Path(path_type=Path), help="Tokens and concurrency against context, .svg or .png.")
+@click.option(
+    "--plot",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Tokens and concurrency against context, .svg or .png.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="One line per row.")
 @engine_options
@@ -65,9 +127,7 @@ def command(command_line: tuple[str, ...], **options: Any) -> int:
     with _progress(not options["as_json"] and not options["as_csv"]) as progress:
         report = asked.answer(progress)
     if options["plot"]:
-        from vllm_capacity.report.plots import plot_context
-
-        plot_context(asked.question, report.shown(int(options["top"])), options["plot"])
+        _plot(asked.question, report.rows[:PLOTTED], options["plot"])
     if options["as_json"]:
         import json
 
@@ -84,6 +144,17 @@ def command(command_line: tuple[str, ...], **options: Any) -> int:
 
         print_answer(report, Console(highlight=False, emoji=False), top=int(options["top"]))
     return 0 if any(row.starts for row in report.rows) else 1
+
+
+def _plot(question: Question, rows: tuple[Row, ...], path: Path) -> None:
+    from vllm_capacity.report.plots import plot_curves
+    from vllm_capacity.sizing.context_curve import context_curves
+
+    name = question.models[0].name
+    plot_curves(
+        context_curves(question, rows), path, title=f"{name}, vLLM {question.release.version}",
+        demanded=question.demand.sequences, longest=question.demand.longest_tokens,
+    )  # fmt: skip
 
 
 class _progress:  # noqa: N801 - a context manager, used like a function

@@ -10,7 +10,6 @@ from vllm_capacity.sizing.sensitivity import Assumption, Sensitivity
 
 if TYPE_CHECKING:
     from rich.console import Console
-
     from vllm_capacity.sizing.ask import Report
 
 _BINDING = {
@@ -70,7 +69,9 @@ def _print_table(report: Report, rows: tuple[Row, ...], console: Console) -> Non
         table.add_column("kW", justify="right", no_wrap=True)
         table.add_column("decode tok/s at most", justify="right")
     if prices:
-        table.add_column(f"{prices.currency}{'/h' if prices.unit == 'gpu_hour' else ''}", justify="right", no_wrap=True)
+        table.add_column(
+            f"{prices.currency}{'/h' if prices.unit == 'gpu_hour' else ''}", justify="right", no_wrap=True
+        )
     table.add_column("model", overflow="fold", style="dim")
     first = report.question.models[0].name
     for row in rows:
@@ -109,7 +110,8 @@ def _print_first(report: Report, row: Row, console: Console) -> None:
     bought = row.purchase
     console.print("\n[bold]The first row[/]")
     console.print(
-        f"{bought.replicas} replica(s) of {row.layout.gpus} GPU(s): {bought.gpus_used} GPUs used, {bought.gpus_bought} bought"
+        f"{bought.replicas} replica(s) of {row.layout.gpus} GPU(s): {bought.gpus_used} GPUs used, "
+        f"{bought.gpus_bought} bought"
         + (f" in {bought.nodes} box(es)" if row.node.whole else "")
         + f"; {row.sequences:,} requests at once for {demand.sequences:,} asked",
         highlight=False,
@@ -119,10 +121,13 @@ def _print_first(report: Report, row: Row, console: Console) -> None:
         f"{row.plan.kv_cache.max_model_len:,} tokens per request: {row.plan.kv_cache.max_concurrency:.2f}x",
         highlight=False,
     )
-    console.print(f"safety margin, left out of every figure above: {row.margin}", markup=False, highlight=False)
+    console.print(
+        f"safety margin, left out of every figure above: {row.margin}", markup=False, highlight=False
+    )
     if row.decode_ceiling:
         console.print(
-            f"memory bandwidth alone allows at most {row.decode_ceiling:,.0f} decoded tokens/s with {demand.sequences:,} requests of "
+            f"memory bandwidth alone allows at most {row.decode_ceiling:,.0f} decoded tokens/s with "
+            f"{demand.sequences:,} requests of "
             f"{demand.mean_tokens:,.0f} tokens; an upper bound, no forecast",
             highlight=False,
         )
@@ -141,8 +146,10 @@ def _print_sensitivities(items: tuple[Sensitivity, ...], console: Console) -> No
 
 def _sentence(item: Sensitivity) -> str:
     if item.assumption is Assumption.RELEASE:
-        return f"holds on every known release, not only {item.now}" if not item.flips else (
-            f"does not hold on {', '.join(item.beyond)}"
+        return (
+            f"holds on every known release, not only {item.now}"
+            if not item.flips
+            else (f"does not hold on {', '.join(item.beyond)}")
         )
     if item.assumption is Assumption.CACHE_DTYPE:
         return f"{item.flag} {item.beyond[0]} does not hold it" if item.flips else "auto holds it too"
@@ -161,7 +168,9 @@ def _print_left_out(report: Report, console: Console) -> None:
     if not report.left_out:
         return
     names = ", ".join(gpu for gpu, _ in report.left_out)
-    console.print(f"\n[dim]{len(report.left_out)} GPUs hold it in no layout tried: {names}[/]", highlight=False)
+    console.print(
+        f"\n[dim]{len(report.left_out)} GPUs hold it in no layout tried: {names}[/]", highlight=False
+    )
     if not report.rows or len(report.left_out) <= LEFT_OUT_SHOWN:
         for gpu, reason in report.left_out[:LEFT_OUT_SHOWN]:
             console.print(f"{gpu}: {reason}", markup=False, highlight=False)

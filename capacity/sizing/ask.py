@@ -32,9 +32,6 @@ class Report:
     plans_made: int
     warnings: tuple[str, ...] = ()
 
-    def shown(self, top: int) -> tuple[Row, ...]:
-        return self.rows[:top]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -69,15 +66,25 @@ def ask(command_line: Sequence[str], flags: Mapping[str, Any], options: Mapping[
         raise InputError("--max-model-len auto has no meaning for size: say how long the requests are")
     line = engine_args_of(command_line, given, options)
     if not line.model:
-        raise InputError("--model is missing: give a folder, a config.json, a catalogue id or a Hugging Face id")
+        raise InputError(
+            "--model is missing: give a folder, a config.json, a catalogue id or a Hugging Face id"
+        )
     config = load_model(
-        line.model, revision=options.get("revision"), hf_overrides=line.args.hf_overrides, offline=bool(options.get("offline"))
+        line.model,
+        revision=options.get("revision"),
+        hf_overrides=line.args.hf_overrides,
+        offline=bool(options.get("offline")),
     )
     demand = _demand(options, line.args)
     args = replace(line.args, max_model_len=line.args.max_model_len or demand.longest_tokens)
-    if args.max_model_len is not None and args.max_model_len < demand.longest_tokens and options.get("trace") is None:
+    if (
+        args.max_model_len is not None
+        and args.max_model_len < demand.longest_tokens
+        and options.get("trace") is None
+    ):
         raise InputError(
-            f"--max-model-len {args.max_model_len} is below the {demand.longest_tokens} tokens of the longest request; leave it out"
+            f"--max-model-len {args.max_model_len} is below the {demand.longest_tokens} tokens "
+            "of the longest request; leave it out"
         )
     prices = None
     if options.get("prices"):
@@ -95,7 +102,10 @@ def ask(command_line: Sequence[str], flags: Mapping[str, Any], options: Mapping[
         release_source=line.release_source,
         demand=demand,
         nodes=choose_nodes(
-            _list(options.get("gpus")), options.get("vendor"), _list(options.get("boxes")), options.get("gpus_per_node")
+            _list(options.get("gpus")),
+            options.get("vendor"),
+            _list(options.get("boxes")),
+            options.get("gpus_per_node"),
         ),
         fixed=fixed,
         cache_dtypes=cache_dtypes,
@@ -166,7 +176,7 @@ def _demand(options: Mapping[str, Any], args: EngineArgs) -> Demand:
     if args.max_model_len is None:
         raise InputError("--concurrency needs --max-model-len: how long is a request?")
     if users is not None:
-        raise InputError("--concurrent-users belongs to a workload or a trace; --concurrency already says how many")
+        raise InputError(
+            "--concurrent-users belongs to a workload or a trace; --concurrency already says how many"
+        )
     return from_concurrency(options["concurrency"], args.max_model_len, share)
-
-

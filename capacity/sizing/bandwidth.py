@@ -1,4 +1,4 @@
-"""The ceiling that memory bandwidth puts on decoding: bytes that every step must read at least. An upper bound and nothing more."""
+"""The ceiling that memory bandwidth puts on decoding, from the bytes that every step must read. An upper bound, nothing more."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NOT_READ = frozenset({"encoder", "expert_map", "rope_cache", "allocator_rounding
 
 
 def decode_ceiling(plan: Plan, sequences: int, tokens: float) -> float | None:
-    """Tokens per second of one replica that no implementation can exceed, with `sequences` per engine of `tokens` tokens each.
+    """Tokens per second of one replica that nothing can exceed, with `sequences` per engine of `tokens` tokens each.
 
     Every step reads a rank's weights once (of the experts as many as one token needs, spread over the ranks) and every
-    sequence's KV cache once, and makes one token per sequence. The slowest rank decides; arithmetic, links, batching of experts
-    and the time of everything else come on top. None where the GPU's bandwidth is unknown or nothing is served.
+    sequence's KV cache once, and makes one token per sequence. The slowest rank decides; arithmetic, links and the experts of
+    other tokens come on top. None where the GPU's bandwidth is unknown or nothing is served.
     """
     bandwidth = plan.device.bandwidth_bytes_per_s
     if not bandwidth or sequences < 1:

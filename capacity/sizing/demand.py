@@ -46,7 +46,9 @@ class Demand:
 def from_concurrency(sequences: int, max_model_len: int, prefix_share: float = 0.0) -> Demand:
     """`sequences` requests of `max_model_len` tokens each, all of them in the KV cache. Raises InputError."""
     shared = _shared(prefix_share, max_model_len)
-    how = [f"{sequences:,} requests x {max_model_len:,} tokens = {sequences * max_model_len:,} tokens in the KV cache"]
+    how = [
+        f"{sequences:,} requests x {max_model_len:,} tokens = {sequences * max_model_len:,} tokens in the KV cache"
+    ]
     if shared:
         how.append(_share_in_words(prefix_share, max_model_len, shared))
     return Demand(
@@ -102,7 +104,10 @@ def from_lengths(
     shared = _shared(prefix_share, int(mean_prompt))
     points = _condensed(counts)
     mean = sum(point.tokens * point.weight for point in points)
-    words = [*how, f"{sequences:,} at once x {mean:,.0f} tokens on average = {sequences * mean:,.0f} tokens in the KV cache"]
+    words = [
+        *how,
+        f"{sequences:,} at once x {mean:,.0f} tokens on average = {sequences * mean:,.0f} tokens in the KV cache",
+    ]
     if p95 > mean:
         words.append(_spread_in_words(round(mean), p95))
     if shared:
@@ -153,8 +158,8 @@ def _shared(share: float, prompt_tokens: int) -> int:
 
 def _share_in_words(share: float, prompt_tokens: int, shared: int) -> str:
     return (
-        f"prefix share {share:g} of {prompt_tokens:,} prompt tokens: {shared:,} tokens are kept once per engine, in whole blocks, "
-        "where prefix caching is on and only in layers that keep the whole context"
+        f"prefix share {share:g} of {prompt_tokens:,} prompt tokens: {shared:,} tokens are kept once per engine, "
+        "in whole blocks, where prefix caching is on and only in layers that keep the whole context"
     )
 
 

@@ -37,12 +37,17 @@ def engine_capacity(plan: Plan, demand: Demand, margin: Margin) -> EngineCapacit
     """How many of the demand's requests one engine of `plan` holds at once.
 
     n requests need `n x mean + sqrt(n) x (p95 - mean)` blocks of their own and the shared prefix once. What one request may
-    take at its worst moment is `KVCachePlan.blocks_for`: vLLM's own count, where windows stop growing and a state is one block.
+    take at its worst moment is vLLM's own count, where windows stop growing and a state is one block.
     """
     seqs = plan.engine.max_num_seqs
     if not plan.kv_cache.stages:
         return EngineCapacity(
-            sequences=seqs, limit=Limit.MAX_NUM_SEQS, safe_blocks=0, blocks_mean=0.0, blocks_p95=0, shared_blocks=0
+            sequences=seqs,
+            limit=Limit.MAX_NUM_SEQS,
+            safe_blocks=0,
+            blocks_mean=0.0,
+            blocks_p95=0,
+            shared_blocks=0,
         )
     per_length = {point.tokens: blocks_for(plan, point.tokens) for point in demand.lengths}
     shared = shared_blocks(plan, demand.shared_tokens)
@@ -61,7 +66,9 @@ def blocks_for(plan: Plan, tokens: int) -> int:
     cache = plan.kv_cache
     if tokens == cache.max_model_len:
         return cache.blocks_per_request
-    return blocks_per_request(cache.stages[0].groups, replace(cache.limits, max_model_len=tokens), cache.release)
+    return blocks_per_request(
+        cache.stages[0].groups, replace(cache.limits, max_model_len=tokens), cache.release
+    )
 
 
 def safe_blocks(plan: Plan, margin: Margin) -> int:

@@ -46,12 +46,18 @@ class Fixed:
 
 
 def layouts(
-    architecture: Architecture, release: Release, fixed: Fixed, *, node_gpus: int, most_gpus: int, dcp: int = 1
+    architecture: Architecture,
+    release: Release,
+    fixed: Fixed,
+    *,
+    node_gpus: int,
+    most_gpus: int,
+    dcp: int = 1,
 ) -> tuple[Layout, ...]:
     """All valid layouts of one replica, ordered by GPUs and then by simplicity.
 
-    A tensor-parallel group stays within a node. A replica of more than one node takes whole nodes. Data parallelism is planned
-    for models with experts only: without them its ranks are engines of their own, which is what replicas are.
+    A tensor-parallel group stays within a node. A replica of more than one node takes whole nodes. Data parallelism is
+    planned for models with experts only: without them its ranks are engines of their own, which is what replicas are.
     """
     found = []
     for tp, pp, dp in _sizes(fixed, bool(architecture.num_experts), node_gpus, most_gpus):

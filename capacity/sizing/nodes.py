@@ -26,7 +26,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purchase:
-    """What `replicas` replicas of so many GPUs take. A replica within a node never spans two; a larger one takes whole nodes."""
+    """What `replicas` replicas take. A replica that fits into a node never spans two; a larger one takes whole nodes."""
 
     replicas: int
     gpus_used: int
@@ -35,7 +35,7 @@ class Purchase:
 
 
 def purchase(node: Node, gpus_per_replica: int, replicas: int) -> Purchase:
-    """Nodes and GPUs for at least `replicas` replicas of `gpus_per_replica` GPUs each; boxes bought as a whole are filled."""
+    """Nodes and GPUs for at least `replicas` replicas of `gpus_per_replica` GPUs; boxes bought as a whole are filled."""
     if gpus_per_replica > node.gpus:
         nodes = replicas * cdiv(gpus_per_replica, node.gpus)
     else:
@@ -44,7 +44,9 @@ def purchase(node: Node, gpus_per_replica: int, replicas: int) -> Purchase:
         # The box is paid for: it is filled with replicas.
         replicas = nodes * (node.gpus // gpus_per_replica) if gpus_per_replica <= node.gpus else replicas
     used = replicas * gpus_per_replica
-    return Purchase(replicas=replicas, gpus_used=used, gpus_bought=nodes * node.gpus if node.whole else used, nodes=nodes)
+    return Purchase(
+        replicas=replicas, gpus_used=used, gpus_bought=nodes * node.gpus if node.whole else used, nodes=nodes
+    )
 
 
 def choose_nodes(
@@ -85,5 +87,7 @@ def _box(text: str) -> Node:
         raise InputError(f"--node {text}: write it as GPU x number, for example h100x8")
     device = find_device(name)
     if single(device) and int(count) > 1:
-        raise InputError(f"--node {text}: {device.name} cannot be joined with others in one engine; use {name}x1")
+        raise InputError(
+            f"--node {text}: {device.name} cannot be joined with others in one engine; use {name}x1"
+        )
     return Node(device, int(count), whole=True)

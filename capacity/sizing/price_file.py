@@ -25,7 +25,9 @@ class _Price(BaseModel):
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
     currency: str = "USD"
-    unit: str = Field(pattern="^(gpu_hour|purchase)$", description="What `price` of a GPU buys: an hour, or the GPU.")
+    unit: str = Field(
+        pattern="^(gpu_hour|purchase)$", description="What `price` of a GPU buys: an hour, or the GPU."
+    )
     gpus: dict[str, _Price] = Field(default_factory=dict)
     nodes: dict[str, _Price] = Field(default_factory=dict)
 
@@ -53,5 +55,8 @@ def read_prices(path: Path) -> Prices:
         (node,) = choose_nodes((), None, (name,), None)
         nodes[node.device.name, node.gpus] = entry.price
     return Prices(
-        file.currency, file.unit, {find_device(name).name: entry.price for name, entry in file.gpus.items()}, nodes
+        file.currency,
+        file.unit,
+        {find_device(name).name: entry.price for name, entry in file.gpus.items()},
+        nodes,
     )

@@ -10,7 +10,7 @@ from vllm_capacity.sizing.row import Row
 
 
 class Sort(StrEnum):
-    """cost: cheapest first (needs prices); gpus: fewest GPUs, then least memory; headroom: most room; tokens: largest KV cache."""
+    """cost: cheapest first; gpus: fewest GPUs, then least memory; headroom: most room; tokens: largest KV cache."""
 
     COST = "cost"
     GPUS = "gpus"
@@ -19,7 +19,7 @@ class Sort(StrEnum):
 
 
 def best_of(rows: Sequence[Row], sort: Sort) -> Row | None:
-    """Of one GPU, model and cache dtype: fewest GPUs bought; among equals plain tensor parallelism, the one with most headroom,
+    """Of one GPU, model and cache dtype: fewest GPUs bought; among equals plain tensor parallelism with most headroom,
     else the simplest layout.
 
     With --sort headroom or tokens the equals are told apart by that alone.

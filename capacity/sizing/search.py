@@ -107,7 +107,9 @@ def search(question: Question, progress: Progress | None = None) -> Answer:
     return Answer(rows=tuple(rows), left_out=tuple(left_out), plans_made=state.plans_made)
 
 
-def _rows(state: _Search, node: Node, config: ModelConfig, variant: bool, cache_dtype: str) -> tuple[list[Row], str]:
+def _rows(
+    state: _Search, node: Node, config: ModelConfig, variant: bool, cache_dtype: str
+) -> tuple[list[Row], str]:
     """The best row (or all) of one GPU, model and cache dtype, and why there is none."""
     question = state.question
     try:
@@ -120,10 +122,10 @@ def _rows(state: _Search, node: Node, config: ModelConfig, variant: bool, cache_
         return [], bound
     found: list[Row] = []
     why = "no layout is valid"
-    smallest_start: int | None = None
     kind = (config.name, cache_dtype, node.device.vendor, node.device.sm)
-    for least, layout in sorted((bound.fewest_gpus(node, layout, state.known.get((*kind, layout))), layout)
-                                for layout in candidates):
+    for least, layout in sorted(
+        (bound.fewest_gpus(node, layout, state.known.get((*kind, layout))), layout) for layout in candidates
+    ):
         if least == NEVER:
             why = f"{Reason.LOAD_PEAK.value}: the weights do not fit"
             continue
@@ -141,7 +143,8 @@ def _rows(state: _Search, node: Node, config: ModelConfig, variant: bool, cache_
             why = plan.verdict.message
             continue
         state.known[(*kind, layout)] = (
-            max(rank.budget.totals[Account.WEIGHTS] for rank in plan.ranks), _sequence_bytes(plan, question.demand)
+            max(rank.budget.totals[Account.WEIGHTS] for rank in plan.ranks),
+            _sequence_bytes(plan, question.demand),
         )
         if not plan.starts and not _unmeasured(plan):
             reason = plan.verdict.reason.value if plan.verdict.reason else ""
@@ -160,7 +163,9 @@ def _cannot_win(least: int, layout: Layout, best: Row, sort: Sort) -> bool:
     bought = best.purchase.gpus_bought
     if least != bought or sort in (Sort.HEADROOM, Sort.TOKENS):
         return least > bought
-    return not layout.plain  # a row is there already: only plain tensor parallelism is worth more than another of its kind
+    return (
+        not layout.plain
+    )  # a row is there already: only plain tensor parallelism is worth more than another of its kind
 
 
 NEVER = 1 << 62
@@ -170,8 +175,9 @@ NEVER = 1 << 62
 class _Bound:
     """What one GPU would hold of the model, from which follows the least that any layout can need.
 
-    A layout of g GPUs holds at least the weights of one GPU in all, and a sequence takes at least the KV bytes it takes on one
-    GPU; what is left of g x `share_bytes` bounds the sequences from above. `SLACK` allows for paddings that splitting avoids.
+    A layout of g GPUs holds at least the weights of one GPU in all, and a sequence takes at least the KV bytes it takes on
+    one GPU; what is left of g x `share_bytes` bounds the sequences from above. `SLACK` allows for paddings that splitting
+    avoids.
     """
 
     share_bytes: int
@@ -202,7 +208,9 @@ SLACK = 0.9
 def _bound(state: _Search, node: Node, config: ModelConfig, cache_dtype: str) -> _Bound | str:
     """From the plan of a single GPU, whether it fits or not; or why no layout at all can be planned there."""
     demand = state.question.demand
-    plan = _plan(state, node, config, replace(with_layout(state.question.args, ONE_GPU), kv_cache_dtype=cache_dtype))
+    plan = _plan(
+        state, node, config, replace(with_layout(state.question.args, ONE_GPU), kv_cache_dtype=cache_dtype)
+    )
     if isinstance(plan, RefusedPlan):
         if plan.verdict.reason is Reason.INVALID_LAYOUT:
             return _Bound(1 << 60, 0, 0.0, demand.sequences)
@@ -226,7 +234,11 @@ def _sequence_bytes(plan: Plan, demand: Demand) -> float:
 
 def _unmeasured(plan: Plan) -> bool:
     """It would start as far as can be told, but nothing was ever measured on this vendor's GPUs."""
-    return plan.device.vendor != "nvidia" and plan.verdict.status is Status.TOO_CLOSE and plan.verdict.reason is None
+    return (
+        plan.device.vendor != "nvidia"
+        and plan.verdict.status is Status.TOO_CLOSE
+        and plan.verdict.reason is None
+    )
 
 
 def _layouts(question: Question, config: ModelConfig, node: Node) -> tuple[Layout, ...]:
@@ -271,7 +283,9 @@ def _repair(args: EngineArgs, plan: Plan) -> EngineArgs | None:
             return replace(args, gpu_memory_utilization=share)
     if reason is Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS and args.max_num_seqs is None:
         stages = plan.kv_cache.stages
-        fewest = min(rank.budget.available_low // stages[rank.ranks[0][1]].bytes_per_block for rank in plan.ranks)
+        fewest = min(
+            rank.budget.available_low // stages[rank.ranks[0][1]].bytes_per_block for rank in plan.ranks
+        )
         if fewest > 0:
             return replace(args, max_num_seqs=1 << (fewest.bit_length() - 1))
     return None
@@ -319,7 +333,9 @@ def _row(
         return None
     bought = purchase(node, layout.gpus, cdiv(demand.sequences, per_replica))
     sequences = per_replica * bought.replicas
-    ceiling = decode_ceiling(plan, _at_work(demand, bought.replicas * layout.dp, capacity.sequences), demand.mean_tokens)
+    ceiling = decode_ceiling(
+        plan, _at_work(demand, bought.replicas * layout.dp, capacity.sequences), demand.mean_tokens
+    )
     power = node.device.power_watts
     return Row(
         model=config.name,

@@ -1,4 +1,4 @@
-"""Which assumption flips the verdict of a purchase first: each is moved alone, and every figure comes from a plan with it moved."""
+"""Which assumption flips the verdict of a purchase first: each is moved alone, and every figure comes from a new plan."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Assumption(StrEnum):
 class Sensitivity:
     """One assumption: its value now, the last value that still holds the demand, and the first beyond it that does not.
 
-    `distance` is |last - now| / now for numbers. `flips` False: no value tried breaks the verdict, and `last` is the furthest
-    one tried. For the cache dtype and the release `beyond` lists the values that break it.
+    `distance` is |last - now| / now for numbers. `flips` False: no value tried breaks the verdict, and `last` is the
+    furthest one. For the cache dtype and the release `beyond` lists the values that break it.
     """
 
     assumption: Assumption
@@ -60,7 +60,10 @@ class Case:
         self, *, args: EngineArgs | None = None, demand: Demand | None = None, release: Release | None = None
     ) -> bool:
         """Whether the same GPUs still hold the demand: the plan starts and the replicas take all sequences."""
-        return self.sequences(args=args, demand=demand, release=release) >= (demand or self.question.demand).sequences
+        return (
+            self.sequences(args=args, demand=demand, release=release)
+            >= (demand or self.question.demand).sequences
+        )
 
     def sequences(
         self, *, args: EngineArgs | None = None, demand: Demand | None = None, release: Release | None = None
@@ -111,7 +114,9 @@ def _context(case: Case) -> Sensitivity:
     limit = max(case.row.plan.engine.derived_max_model_len, now)
 
     def holds(length: int) -> bool:
-        return case.holds(args=replace(case.row.args, max_model_len=length), demand=with_context(demand, length))
+        return case.holds(
+            args=replace(case.row.args, max_model_len=length), demand=with_context(demand, length)
+        )
 
     last = _last(holds, now, limit)
     return _number(Assumption.CONTEXT, "--max-model-len", now, last, limit)
@@ -156,7 +161,9 @@ def _batched_tokens(case: Case) -> Sensitivity:
         return case.holds(args=replace(case.row.args, max_num_batched_tokens=tokens))
 
     last = _last(holds, now, max(MOST_BATCHED_TOKENS, now))
-    return _number(Assumption.BATCHED_TOKENS, "--max-num-batched-tokens", now, last, max(MOST_BATCHED_TOKENS, now))
+    return _number(
+        Assumption.BATCHED_TOKENS, "--max-num-batched-tokens", now, last, max(MOST_BATCHED_TOKENS, now)
+    )
 
 
 def _number(assumption: Assumption, flag: str, now: int, last: int, limit: int) -> Sensitivity:

@@ -26,7 +26,7 @@ OUTPUT = ("outputtokens", "completiontokens", "outputlength", "outputlen", "gene
 START = ("timestamp", "start", "starttime", "arrival", "arrivaltime", "arrivedat", "time")
 END = ("end", "endtime", "finished", "finishedat")
 DURATION = ("duration", "latency", "e2elatency", "durations", "seconds")
-"""Names of columns, letters only: those of the Azure LLM inference, BurstGPT, Mooncake and OpenAI usage formats among them."""
+"""Names of columns, letters only: those of the Azure, BurstGPT, Mooncake and OpenAI usage formats among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,10 @@ def demand_of_trace(
         counts = _counts(array("q", (totals[i] for i in members)))
         sequences = len(members)
         speed = f", output at {output_speed:g} tokens/s" if output_speed else ""
-        how = (f"{what}{speed}; busiest moment {at - min(starts):,.1f} s after the first: {sequences:,} in flight, {tokens:,} tokens",)
+        how = (
+            f"{what}{speed}; busiest moment {at - min(starts):,.1f} s after the first: {sequences:,} in flight, "
+            f"{tokens:,} tokens",
+        )
     else:
         raise InputError(
             f"{path}: {n - timed:,} of {n:,} requests lack a start or a duration; give --concurrent-users, or "
@@ -93,8 +96,10 @@ def _counts(totals: array[int]) -> dict[int, int]:
     return counts
 
 
-def _busiest(starts: array[float], durations: array[float], totals: array[int]) -> tuple[float, list[int], int]:
-    """(time, requests in flight, their tokens) when most tokens are in flight; a request that ends as another starts is gone."""
+def _busiest(
+    starts: array[float], durations: array[float], totals: array[int]
+) -> tuple[float, list[int], int]:
+    """(time, requests, their tokens) when most tokens are in flight; one that ends as another starts is gone."""
     order = sorted(range(len(starts)), key=starts.__getitem__)
     running: list[tuple[float, int]] = []
     tokens = most = 0
@@ -115,7 +120,9 @@ def read_trace(path: Path, time_unit: str = "s") -> Iterator[Request]:
     scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[time_unit]
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = _csv_rows(file, path) if path.suffix.lower() in (".csv", ".tsv") else _json_rows(file, path)
+            rows = (
+                _csv_rows(file, path) if path.suffix.lower() in (".csv", ".tsv") else _json_rows(file, path)
+            )
             for number, row in rows:
                 yield _request(row, f"{path}, line {number}", scale)
     except OSError as error:

@@ -50,5 +50,12 @@ def _by_stem() -> dict[str, list[str]]:
 
 
 def _shape(config: ModelConfig) -> tuple[object, ...]:
-    keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size", "num_experts")
+    keys = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "num_experts",
+    )
     return (config.architectures, *(config.get(key) for key in keys))
