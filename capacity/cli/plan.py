@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from vllm_capacity.answer import Plan, RefusedPlan, Status
 from vllm_capacity.cli.engine_options import NAMES, engine_options
 from vllm_capacity.errors import InputError
+
+if TYPE_CHECKING:
+    from vllm_capacity.cli.inputs import Inputs
 
 EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
 
@@ -22,20 +26,25 @@ EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
 @click.option("--offline", is_flag=True, help="Never ask the Hub.")
 @click.option("--weights", type=click.Choice(["auto", "headers", "config"]), default="auto",
               help="Sizes from safetensors headers or from the config; auto: headers where they are local or cached.")
-@click.option("--gpu", metavar="NAME", help="A GPU of the catalogue (`vllm-capacity gpus`). Default: the local one, else H100-80GB.")
+@click.option("--gpu", metavar="NAME", help="A GPU of the catalogue (`gpus`). Default: the local one, else H100-80GB.")
 @click.option("--gpu-memory", metavar="SIZE", help="Total memory of a GPU that is not in the catalogue, as CUDA reports it.")
 @click.option("--compute-capability", metavar="X.Y", help="Its compute capability, with --gpu-memory.")
 @click.option("--free-memory", metavar="SIZE", help="Free at start-up, where others use the GPU too.")
 @click.option("--used-memory", metavar="SIZE", help="Used by others at start-up.")
 @click.option("--vllm-version", metavar="X.Y.Z", help="Default: the installed vLLM's, else the newest known.")
-@click.option("--usage", type=click.Choice(["server", "offline"]), default=None, help="vllm serve (default) or the LLM class.")
+@click.option("--usage", type=click.Choice(["server", "offline"]), default=None, help="vllm serve (default) or the LLM class")
 @click.option("--concurrency", type=click.IntRange(min=1), help="Do this many requests of --max-model-len fit at once?")
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable of the server.")
 @click.option("--calibration", metavar="FILE|none", help="Correction factors to use instead of the built-in ones.")
 @click.option("--allow-unmodelled", is_flag=True, help="Accept flags whose memory is not modelled; widens the interval.")
 @click.option("--no-suggestions", is_flag=True, help="Leave out the re-planned changes.")
 @click.option("--explain", metavar="TERM", help="Print a term's or component's formula with its numbers and source.")
+@click.option("--check", type=click.Choice(["dry-run"]), help="Run vLLM's own start-up too; print what differs.")
+@click.option("--python", default=None, metavar="PATH", help="With --check: the Python that has vLLM. Default: this one.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON (see `vllm-capacity schema`).")
+@click.option("--plot", metavar="FILE", type=click.Path(path_type=Path), help="A stacked bar per GPU, .svg or .png.")
+@click.option("--emit", type=click.Choice(["serve", "compose", "kubernetes"]), help="A deployment snippet instead of the plan.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, help="With --emit. Default: 8.")
 @engine_options
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- vllm serve MODEL ...]")
 @click.pass_context
@@ -52,6 +61,8 @@ def command(ctx: click.Context, command_line: tuple[str, ...], as_json: bool, ex
     from vllm_capacity.cli.inputs import resolve_inputs
     from vllm_capacity.planner import make_plan
 
+    if options["check"]:
+        return _check(command_line, as_json, options)
     inputs = resolve_inputs(command_line, {name: options.pop(name) for name in NAMES}, options)
     plans: list[Plan | RefusedPlan] = [
         make_plan(
@@ -68,8 +79,14 @@ def command(ctx: click.Context, command_line: tuple[str, ...], as_json: bool, ex
         )
         for tp in inputs.degrees
     ]
+    if options["plot"]:
+        from vllm_capacity.report.plots import plot_plans
+
+        plot_plans(plans, options["plot"])
     if explain:
         _print_explanation(plans, explain)
+    elif options["emit"]:
+        _print_snippet(plans, inputs, options["emit"], int(options["gpus_per_node"]))
     elif as_json:
         import json
 
@@ -86,6 +103,22 @@ def command(ctx: click.Context, command_line: tuple[str, ...], as_json: bool, ex
     return exit_code(plans)
 
 
+def _check(command_line: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> int:
+    """The plan beside a dry-run: exit code 1 where any figure that both know differs."""
+    import json
+    import sys
+
+    from vllm_capacity.validate.dry_run.command import check, print_check
+
+    options["python"] = options["python"] or sys.executable
+    plan, rows = check(command_line, {name: options.pop(name) for name in NAMES}, options)
+    if as_json:
+        click.echo(json.dumps({"plan": plan, "check": [row.as_json() for row in rows]}))
+    else:
+        print_check(rows)
+    return int(any(not row.equal for row in rows))
+
+
 def exit_code(plans: list[Plan | RefusedPlan]) -> int:
     """Of several plans the best counts: the question was which of them starts."""
     statuses = {plan.verdict.status for plan in plans}
@@ -93,6 +126,19 @@ def exit_code(plans: list[Plan | RefusedPlan]) -> int:
         if status in statuses:
             return EXIT_CODES[status]
     return 2
+
+
+def _print_snippet(plans: list[Plan | RefusedPlan], inputs: Inputs, kind: str, gpus_per_node: int) -> None:
+    """Of one layout; one that does not start has nothing to deploy."""
+    from vllm_capacity.emit import deployment, emit
+
+    if len(plans) != 1:
+        raise InputError("--emit writes one deployment: give a single --tensor-parallel-size")
+    plan = plans[0]
+    if isinstance(plan, RefusedPlan) or plan.verdict.status is Status.DOES_NOT_START:
+        raise InputError(f"--emit: it does not start, there is nothing to deploy. {plan.verdict.message}")
+    args = replace(inputs.args, tensor_parallel_size=inputs.degrees[0])
+    click.echo(emit(kind, deployment(plan, inputs.model, args, gpus_per_node=gpus_per_node)), nl=False)
 
 
 def _print_explanation(plans: list[Plan | RefusedPlan], name: str) -> None:
