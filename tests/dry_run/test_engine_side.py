@@ -77,7 +77,8 @@ def test_a_forks_exception_and_death_are_answers():
     failed = server._in_fork(fails)
     assert (failed["error"]["type"], failed["error"]["message"]) == ("ValueError", "too little memory")
     died = server._in_fork(lambda: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[arg-type,return-value]
-    assert died == {"ok": False, "error": {"type": "ChildDied", "message": "the rank's process ended with signal 9", "where": []}}
+    assert died["error"]["type"] == "ChildDied"
+    assert died["error"]["message"] == "the rank's process ended with signal 9"
 
 
 def test_engine_side_imports_nothing_of_this_tool():

@@ -33,7 +33,7 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path):
     broken = tmp_path / "broken-cc"
     broken.write_text("#!/bin/sh\necho 'stub.c: no space left' >&2\nexit 1\n")
     broken.chmod(0o755)
-    with pytest.raises(InputError, match="broken-cc cannot build .*: stub.c: no space left"):
+    with pytest.raises(InputError, match=r"broken-cc cannot build .*: stub\.c: no space left"):
         build_stub(tmp_path / "cache", compiler=str(broken))
     assert not list((tmp_path / "cache").rglob("libcuda*"))
 

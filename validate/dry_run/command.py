@@ -73,14 +73,30 @@ def run_inputs(inputs: Inputs, tp: int, options: Mapping[str, Any]) -> dict[str,
     return as_plan.to_dict(run)
 
 
-def check(plan: Mapping[str, Any], inputs: Inputs, tp: int, python: str) -> tuple[Difference, ...]:
-    """`plan --check dry-run`: where the plan and vLLM's own start-up differ. Raises InputError."""
-    installed = installed_release(python)
-    if installed != inputs.release.version:
-        raise InputError(
-            f"--python has vLLM {installed}, the plan is for {inputs.release.version}: give --vllm-version {installed}"
-        )
-    return differences(plan, run_inputs(inputs, tp, {"python": python, "as_json": True, "top": 0}))
+def check(
+    command_line: Sequence[str], flags: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[Difference, ...]]:
+    """`plan --check dry-run`: the plan as JSON, and where vLLM's own start-up differs. Raises InputError."""
+    from vllm_capacity.cli.inputs import resolve_inputs
+    from vllm_capacity.planner import make_plan
+    from vllm_capacity.report.json_report import plan_to_dict
+
+    python = options["python"]
+    version = options.get("vllm_version") or installed_release(python)
+    inputs = resolve_inputs(command_line, flags, {**options, "vllm_version": version})
+    args = replace(inputs.args, tensor_parallel_size=inputs.degrees[0])
+    answer = make_plan(
+        inputs.config, args, inputs.device, inputs.release, release_source="installed in --python",
+        used_by_others_bytes=inputs.used_by_others_bytes, suggestions=False, calibration=inputs.calibration,
+    )  # fmt: skip
+    plan = plan_to_dict(answer)
+    run = run_inputs(inputs, inputs.degrees[0], {"python": python, "as_json": options.get("as_json", False), "top": 0})
+    return plan, differences(plan, run)
+
+
+def print_check(rows: Sequence[Difference]) -> None:
+    for line in text.difference_lines(rows):
+        click.echo(line)
 
 
 def _update_golden(options: Mapping[str, Any]) -> int:

@@ -145,6 +145,7 @@ def build_case(session: Session, case: GoldenCase) -> dict[str, Any]:
         "tp": args.tensor_parallel_size,
         "pp": args.pipeline_parallel_size,
         "dp": args.data_parallel_size,
+        "dcp": args.decode_context_parallel_size,
         "ep": args.enable_expert_parallel,
         "flags": case.flags,
         "kv_cache_dtype": args.kv_cache_dtype,

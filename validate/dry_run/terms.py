@@ -50,10 +50,11 @@ def is_unseen(t: MemoryTerm) -> bool:
 
 def role(name: str) -> str:
     """The plan's name for a group of parameters, from a parameter's path with layers starred."""
-    inner = name.rpartition(".*.")[2] if ".layers.*." in name or ".*." in name else name
     if ".experts." in name:
         return "experts"
-    return role_of(inner.removeprefix("language_model.").removeprefix("model."))
+    whole = role_of(name.removeprefix("model."))
+    inner = name.rpartition(".*.")[2].removeprefix("language_model.").removeprefix("model.")
+    return whole if whole == "encoder" else role_of(inner)
 
 
 def _weights(built: Mapping[str, Any]) -> list[MemoryTerm]:
