@@ -147,6 +147,8 @@ def layer_backends(
         return (AttentionBackend(name=STATE_BACKENDS[mixer.kind], is_ssm=True),)
     if isinstance(mixer, MultiHeadLatentAttention) and mixer.compression is not None:
         return _compressed_latent_backends(mixer, device, requested)
+    if isinstance(mixer, Attention) and mixer.indexer is not None:
+        return _block_sparse_backends(device, kv_cache_dtype, requested)
     query = attention_query(
         mixer, kv_cache_dtype, dtype, parallel, block_size=block_size, mm_prefix=mm_prefix, softcap=softcap,
         float32_state=float32_state,
@@ -168,6 +170,21 @@ def _answer(query: AttentionQuery, device: Device, release: Release, requested: 
     layouts = supported_layouts(name, query, device, release)
     return AttentionBackend(
         name=name, kernel_block_sizes=sizes, takes_multiples=multiples, fa_version=version, layouts=layouts
+    )
+
+
+def _block_sparse_backends(
+    device: Device, kv_cache_dtype: str, requested: str | None
+) -> tuple[AttentionBackend, ...]:
+    """MiniMax-M3's own backends, blocks of 128 tokens (models/minimax_m3/common/sparse_attention.py, 0.33.0)."""
+    if device.compute_capability[0] != 9 or kv_cache_dtype not in ("auto", "bfloat16") or requested is not None:
+        raise InputError(
+            "MiniMax-M3's block-sparse attention is modelled on Hopper with --kv-cache-dtype auto and vLLM's own"
+            " backend only"
+        )
+    return tuple(
+        AttentionBackend(name=name, kernel_block_sizes=(128,), takes_multiples=False)
+        for name in ("MINIMAX_M3_SPARSE_INDEXER", "MINIMAX_M3_SPARSE")
     )
 
 

@@ -43,7 +43,6 @@ NOT_MODELLED = {
     "google/gemma-3n-E4B-it",
     "MiniMaxAI/MiniMax-M1-80k",
     "moonshotai/Kimi-K3",
-    "nvidia/MiniMax-M3-NVFP4",
     "openbmb/MiniCPM-V-2_6-derived",
     "TheBloke/Genz-70b-GPTQ",
     "xmadai/Mistral-Small-Instruct-2409-xMADai-INT4",

@@ -111,9 +111,9 @@ def _compressed_tensors(block: Mapping[str, Any]) -> QuantKind:
     """From the first config group: bits and type of weights, whether input activations are quantised."""
     groups = block.get("config_groups")
     group: object = next(iter(groups.values()), {}) if isinstance(groups, Mapping) and groups else {}
-    weights = (group.get("weights") or {}) if isinstance(group, Mapping) else None
-    if not isinstance(weights, Mapping):
+    if not isinstance(group, Mapping) or not isinstance(group.get("weights") or {}, Mapping):
         raise InputError("quantization_config: every entry of 'config_groups' and its 'weights' must be an object")
+    weights = group.get("weights") or {}
     activations = group.get("input_activations")
     bits, kind = weights.get("num_bits"), weights.get("type")
     if kind == "float" and bits == 4 and weights.get("group_size") == 32:

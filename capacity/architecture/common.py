@@ -26,6 +26,7 @@ from vllm_capacity.architecture.modules import (
 )
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.model_config import ModelConfig
+from vllm_capacity.releases.release import Release
 
 K = TypeVar("K", bound=Hashable)
 
@@ -189,6 +190,16 @@ def attention_scales(prefix: str = "self_attn") -> tuple[Module, ...]:
         Tensor(name=f"{prefix}.attn._{scale}_scale", shape=(), dtype="float32", buffer=True)
         for scale in ("k", "v", "q", "prob")
     )
+
+
+def unmoved_scales(release: Release, prefix: str = "self_attn") -> tuple[Module, ...]:
+    """Scalars that post-load processing moves to the host for vLLM's own attention layers, left on the GPU where the layer
+    is none of them (layers/attention/attention.py:124-150, 601-617).
+    """
+    kept: tuple[str, ...] = ()
+    kept += ("k_scale_cpu", "v_scale_cpu") if release.has("kv_scale_cpu_copies") else ()
+    kept += ("q_range", "k_range", "v_range") if release.has("kv_scale_ranges") else ()
+    return tuple(Tensor(name=f"{prefix}.attn._{name}", shape=(), dtype="float32", buffer=True) for name in kept)
 
 
 def head_norms(head_size: int, *, prefix: str = "self_attn") -> tuple[Module, ...]:

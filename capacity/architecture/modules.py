@@ -63,6 +63,8 @@ class QkvLinear:
     bias: bool = False
     quantised: bool = True
     dtype: str | None = None
+    index_size: int = 0
+    """Size of the indexer's heads (MiniMax-M3): one more query per KV head, and one key that every rank holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,8 @@ class Attention:
     has_sinks: bool = False
     qk_norm: bool = False
     rope: bool = True
+    indexer: Indexer | None = None
+    """Block-sparse attention's own one-head key cache (MiniMax-M3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

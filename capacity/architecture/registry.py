@@ -11,6 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import cast
 
+from vllm_capacity.architecture.adapters import as_pooling_model
 from vllm_capacity.architecture.modules import Architecture
 from vllm_capacity.architecture.refused import refusal
 from vllm_capacity.errors import InputError, Reason, RefusedError
@@ -110,6 +111,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("llama_variants:exaone4", "Exaone4ForCausalLM"),
     **_rows("phimoe:phimoe", "PhiMoEForCausalLM"),
     **_rows("kimi_linear:kimi_linear", "KimiLinearForCausalLM"),
+    **_rows("minimax_m3:minimax_m3", "MiniMaxM3SparseForCausalLM", since="0.24.0"),
+    **_rows("minimax_m3:minimax_m3_multimodal", "MiniMaxM3SparseForConditionalGeneration", since="0.24.0"),
     **_rows("minimax_m2:minimax_m2", "MiniMaxM2ForCausalLM"),
     **_rows("mimo:mimo", "MiMoForCausalLM"),
     **_rows("mimo:mimo_v2", "MiMoV2FlashForCausalLM"),
@@ -125,6 +128,11 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("vision_language:qwen3_vl", "Qwen3VLForConditionalGeneration"),
     **_rows("vision_language:qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration"),
     **_rows("vision_language:qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
+    # names that vLLM's registry gives to the generator's class: without a pooling config beside the model they run as
+    # generators (config/model.py: _get_default_runner_type); --runner pooling makes pooling models of them
+    **_rows("llama:llama", "LlamaModel", "MistralModel"),
+    **_rows("qwen2:qwen2", "Qwen2Model"),
+    **_rows("gemma:gemma2", "Gemma2Model"),
     **_rows("bert:bert_embedding", "BertModel"),
     **_rows("bert:bert_classifier", "BertForSequenceClassification"),
     **_rows("bert:roberta_embedding", "RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel"),
@@ -286,11 +294,46 @@ def _build(config: ModelConfig, release: Release) -> Architecture:
                     raise InputError(_unknown(config, release))
                 return _builder(row.builder)(config, release)
     for name in config.architectures:
+        converted = _converted(name, config, release)
+        if converted is not None:
+            return converted
+    for name in config.architectures:
         _refuse_if_dropped(name, release)
         refused = refusal(name, release.version)
         if refused is not None:
             raise RefusedError(Reason.UNSUPPORTED_BY_RELEASE, refused)
     raise InputError(_unknown(config, release))
+
+
+_CONVERSIONS: tuple[tuple[str, bool], ...] = (
+    ("ForTextEncoding", False),
+    ("EmbeddingModel", False),
+    ("ForSequenceClassification", True),
+    ("ForRewardModeling", False),
+    ("RewardModel", False),
+    ("Model", False),
+)
+"""Suffixes of pooling models that vLLM makes of a generator, and whether it classifies (_SUFFIX_TO_DEFAULTS,
+config/model.py:2340-2357, 0.33.0).
+"""
+
+_GENERATORS = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
+
+
+def _converted(name: str, config: ModelConfig, release: Release) -> Architecture | None:
+    """The generator whose name differs only in the suffix, as a pooling model (`_normalize_arch`,
+    model_executor/models/registry.py, 0.26.0); None without one.
+    """
+    match = next(((suffix, classify) for suffix, classify in _CONVERSIONS if name.endswith(suffix)), None)
+    if match is None or name in ROWS or name in LAST_RELEASE or refusal(name, release.version) is not None:
+        return None
+    suffix, classify = match
+    for generator in _GENERATORS:
+        base = name.removesuffix(suffix) + generator
+        for row in ROWS.get(base, ()):
+            if row.covers(release) and row.builder:
+                return as_pooling_model(_builder(row.builder)(config, release), config, classify=classify)
+    return None
 
 
 def modelled_architectures() -> tuple[str, ...]:

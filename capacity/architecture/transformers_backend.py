@@ -277,14 +277,8 @@ def _attention(config: ModelConfig, release: Release, shape: Shape, mixer: Atten
     processing passes it by and the scalars that it would move to the host stay on the GPU
     (layers/attention/attention.py:124-150, 601-617).
     """
-    kept: tuple[str, ...] = ()
-    if not release.has("transformers_attention_modules"):
-        kept += ("k_scale_cpu", "v_scale_cpu") if release.has("kv_scale_cpu_copies") else ()
-        kept += ("q_range", "k_range", "v_range") if release.has("kv_scale_ranges") else ()
-    scalars = (
-        *common.attention_scales(),
-        *(Tensor(name=f"self_attn.attn._{name}", shape=(), dtype="float32", buffer=True) for name in kept),
-    )
+    unmoved = () if release.has("transformers_attention_modules") else common.unmoved_scales(release)
+    scalars = (*common.attention_scales(), *unmoved)
     hidden, size = config.hidden_size, mixer.head_size
     if release.has("transformers_qkv_fusion"):
         projections = common.attention_modules(

@@ -93,6 +93,8 @@ def layer_spec(
         return compressed_latent_spec(
             mixer, slot.part, dtype, sizes.block_size, setting.release, fp4_indexer=uses_fp4_indexer(setting.engine)
         )
+    if slot.indexer is not None and isinstance(mixer, Attention):
+        return _block_indexer_spec(slot.indexer, sizes, setting)
     if slot.indexer is not None:
         return _indexer_spec(slot.indexer, sizes, setting)
     if isinstance(mixer, Attention) and mixer.sliding_window is not None:
@@ -140,6 +142,17 @@ def _indexer_spec(indexer: Indexer, sizes: BlockSizes, setting: Setting) -> MLAA
         dtype="uint8",
         cache_role="indexer" if setting.release.has("sparse_cache_roles") else "sparse",
         kernel_block_alignment=64 if setting.release.has("kernel_block_stride") else None,
+    )
+
+
+def _block_indexer_spec(indexer: Indexer, sizes: BlockSizes, setting: Setting) -> MLAAttentionSpec:
+    """One bf16 key per token (models/minimax_m3/common/indexer.py:145-156, 0.33.0)."""
+    return MLAAttentionSpec(
+        block_size=sizes.block_size,
+        num_kv_heads=1,
+        head_size=indexer.head_size,
+        dtype="bfloat16",
+        cache_role="indexer" if setting.release.has("sparse_cache_roles") else "sparse",
     )
 
 

@@ -131,7 +131,7 @@ def _mixer_slots(mixer: Mixer) -> Iterator[Slot]:
         for part in cache_parts(mixer):
             yield Slot(mixer, part=part)
         return
-    if isinstance(mixer, MultiHeadLatentAttention) and mixer.indexer is not None:
+    if isinstance(mixer, (Attention, MultiHeadLatentAttention)) and mixer.indexer is not None:
         yield Slot(mixer, mixer.indexer)
     yield Slot(mixer)
 

@@ -175,8 +175,11 @@ def group_share(name: str, size: int, num_groups: int, tp: int) -> int:
 def shard_qkv(qkv: QkvLinear, layout: Layout) -> LocalLinear:
     tp = layout.tp
     heads, kv_heads = divide("attention heads", qkv.num_heads, tp), kv_heads_per_rank(qkv.num_kv_heads, tp)
-    outputs = (heads * qkv.head_size, kv_heads * qkv.head_size, kv_heads * qkv.head_size_v)
+    outputs: tuple[int, ...] = (heads * qkv.head_size, kv_heads * qkv.head_size, kv_heads * qkv.head_size_v)
     full = qkv.num_heads * qkv.head_size + qkv.num_kv_heads * (qkv.head_size + qkv.head_size_v)
+    if qkv.index_size:
+        outputs += (kv_heads * qkv.index_size, qkv.index_size)
+        full += (qkv.num_kv_heads + 1) * qkv.index_size
     return LocalLinear(
         qkv.name,
         qkv.inputs,

@@ -188,6 +188,8 @@ def kv_layers(ctx: RankContext) -> Counter[tuple[Any, ...]]:
                     mixer.head_size_v,
                     mixer.sliding_window or mixer.chunk_size,
                 ] += count
+                if mixer.indexer is not None:
+                    found["latent", mixer.indexer.head_size] += count
     return found
 
 
