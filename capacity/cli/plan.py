@@ -48,7 +48,7 @@ EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
 @engine_options
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- vllm serve MODEL ...]")
 @click.pass_context
-def command(ctx: click.Context, command_line: tuple[str, ...], as_json: bool, explain: str | None, **options: Any) -> int:
+def command(ctx: click.Context, /, command_line: tuple[str, ...], as_json: bool, explain: str | None, **options: Any) -> int:
     """Say whether a model starts, how much KV cache it gets, and where every byte goes.
 
     \b

@@ -32,7 +32,7 @@ def command(
 
     from vllm_capacity.calibration import load_calibration, user_file
     from vllm_capacity.validate import refine
-    from vllm_capacity.validate.record import RunRecord, read_records
+    from vllm_capacity.validate.record import RunRecord, read_records, write_file
 
     runs: list[RunRecord] = [record for path in records for record in read_records(path)]
     if not runs:
@@ -48,6 +48,6 @@ def command(
         click.echo("\n".join(refine.summary(found)))
     if not dry_run:
         target = output or user_file()
-        refine.write_file(target, text)
+        write_file(target, text)
         click.echo(f"wrote {target}", err=True)
     return 0
