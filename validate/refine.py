@@ -22,7 +22,9 @@ from vllm_capacity.validate.record import RunRecord, RunStatus, append_record, r
 
 NOT_FITTED = frozenset({"l2_cache"})
 """Constants of the calibration file that are facts of the device."""
-QUANTITIES = ("cuda_context", "communication", "first_kernels", "kernel_modules", "graph_probe", "non_torch")
+QUANTITIES = (
+    "cuda_context", "communication", "first_kernels", "kernel_modules", "graph_probe", "graph_estimate", "non_torch",
+)  # fmt: skip
 """Rows of a comparison that empirical terms add up to."""
 _NCCL = ("sm", "torch", "world")
 CAUSES: Mapping[str, tuple[str, ...]] = {
@@ -307,7 +309,7 @@ def to_yaml(refinement: Refinement) -> str:
 def summary(refinement: Refinement) -> list[str]:
     """What was fitted and how well, in lines."""
     lines = [
-        f"{m.name}: {m.n_bytes / 2**20:,.1f} MiB ({m.low / 2**20:,.1f} to {m.high / 2**20:,.1f}), {m.origin}"
+        f"{m.name}: {_shown(m.n_bytes)} ({_shown(m.low)} to {_shown(m.high)}), {m.origin}"
         for m in refinement.entries
     ]
     lines += [f"{name}: not refitted ({why})" for name, why in refinement.refused.items()]
@@ -319,6 +321,10 @@ def summary(refinement: Refinement) -> list[str]:
         )
     lines.append(f"unexplained: {refinement.unexplained / 2**20:.1f} MiB")
     return lines
+
+
+def _shown(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:,.1f} MiB" if n_bytes >= 1 << 20 or not n_bytes else f"{n_bytes:,} B"
 
 
 def predict_again(record: RunRecord, calibration: Calibration) -> Mapping[str, Any]:

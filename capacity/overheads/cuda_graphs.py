@@ -182,7 +182,7 @@ def _probe(ctx: RankContext) -> MemoryTerm | None:
     """Driver memory of the graphs that the estimate captured: two of each mode. It is not given back."""
     if not estimates(ctx):
         return None
-    found = _nodes(ctx, "graph_nodes_estimate")
+    found = _nodes(ctx, "graph_nodes")
     everything, decode = _modes(ctx)
     count = min(2, everything) + min(2, decode)
     halves = half_layers(ctx)
