@@ -40,7 +40,6 @@ REFUSED = {
 """What no supported release of vLLM starts, and a part of its sentence."""
 
 NOT_MODELLED = {
-    "google/gemma-3n-E4B-it",
     "MiniMaxAI/MiniMax-M1-80k",
     "moonshotai/Kimi-K3",
     "openbmb/MiniCPM-V-2_6-derived",

@@ -75,6 +75,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("gemma:gemma", "GemmaForCausalLM"),
     **_rows("gemma:gemma2", "Gemma2ForCausalLM"),
     **_rows("gemma:gemma3", "Gemma3ForCausalLM"),
+    **_rows("gemma3n:gemma3n", "Gemma3nForCausalLM"),
+    **_rows("gemma3n:gemma3n_multimodal", "Gemma3nForConditionalGeneration"),
     **_rows("gemma4:gemma4", "Gemma4ForCausalLM"),
     **_rows("phi:phi3", "Phi3ForCausalLM"),
     **_ranges("PhiForCausalLM", ("phi:phi", None, "0.31.0"), ("transformers_backend:phi", "0.32.0", None)),

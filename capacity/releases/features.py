@@ -88,6 +88,8 @@ FEATURES: tuple[Feature, ...] = (
     Feature("sparse_flash_attention_offsets", "0.31.0", None,
             "v1/attention/backends/mla/flashattn_mla_sparse.py: FlashAttnMLASparseImpl.__init__",
             "each layer of FlashAttention's sparse MLA keeps the queries' offsets for a whole batch"),
+    Feature("gemma3n_shared_layers_query_only", "0.30.0", None, "model_executor/models/gemma3n.py: Gemma3nAttention",
+            "Gemma 3n's layers that use another layer's cache hold the query projection alone"),
     Feature("gemma4_shared_layers_query_only", "0.30.0", None,
             "model_executor/models/gemma4.py: Gemma4Attention",
             "Gemma 4's layers that use another layer's KV cache hold no key and value weights"),

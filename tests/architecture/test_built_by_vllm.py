@@ -25,6 +25,7 @@ UNREGISTERED = (
     "attn._",
     "per_layer_embeddings",
     "pre_projection_norm.weight",
+    "post_projection_norm.weight",
     "_mtp_hidden_buffer",
     "alibi_slopes",
 )

@@ -81,7 +81,20 @@ def _gemma4_buffers(a: Architecture) -> int:
     return a.num_hidden_layers + 2 * 1152
 
 
+def _shared_keys_and_values(a: Architecture) -> int:
+    """K, V and the key norm of layers that use another layer's cache: in the checkpoint, not in vLLM since 0.30."""
+    found = 0
+    for group in a.layers:
+        (mixer,) = group.mixers
+        assert isinstance(mixer, Attention)
+        if mixer.shares_kv:
+            own = 2 * mixer.num_kv_heads * mixer.head_size * a.hidden_size + mixer.head_size
+            found += own * len(group.indices)
+    return found
+
+
 COMPUTED: dict[str, Difference] = {
+    "google/gemma-3n-E4B-it": _shared_keys_and_values,
     "baidu/ERNIE-4.5-21B-A3B-PT": prediction_layer(0, norms=2),
     **dict.fromkeys(
         ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1-0528", "deepseek-ai/DeepSeek-V3.1"), _mtp_and_scales(2)
