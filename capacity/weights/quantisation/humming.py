@@ -8,7 +8,7 @@ Marlin's, with 1,024 locks a layer. Before the release that has Humming, Marlin 
 from __future__ import annotations
 
 from vllm_capacity.errors import InputError
-from vllm_capacity.units import cdiv
+from vllm_capacity.units import cdiv, round_up
 from vllm_capacity.weights.quantisation.base import (
     LayerTensors,
     QuantContext,
@@ -21,6 +21,8 @@ from vllm_capacity.weights.quantisation.marlin import packed
 from vllm_capacity.weights.sharding import LocalLinear
 
 LOCKS = 1024
+PADDED_ROWS, PADDED_INPUTS = 256, 128
+"""`pad_n_to_multiple`, `pad_k_to_multiple`."""
 
 
 def humming_fp8_linear(
@@ -34,21 +36,17 @@ def humming_fp8_linear(
     """CompressedTensorsW8A16Fp8: one scale per output in the model's dtype, whatever was loaded; blocks keep theirs."""
     rows, inputs, kind = layer.rows, layer.inputs, layer.dtype or context.dtype
     loaded: tuple[int, ...] = (rows, 1) if per_channel else (len(layer.outputs),)
-    kept = Stored("weight_scale", (1, rows), kind, scale=True)
+    wide, deep = round_up(rows, PADDED_ROWS), round_up(inputs, PADDED_INPUTS)
+    kept = Stored("weight_scale", (1, wide), kind, scale=True)
     if block is not None:
         loaded = (cdiv(rows, block[0]), cdiv(inputs, block[1]))
-        kept = Stored("weight_scale", loaded[::-1], "float32", scale=True)
+        kept = Stored("weight_scale", (deep // block[1], wide // block[0]), "float32", scale=True)
         if not context.release.has("humming_fp8_weight_only"):
             raise InputError(
                 f"{context.model}: block fp8 on sm{context.device.sm} is not modelled before vLLM 0.25.0"
             )
     if not context.release.has("humming_fp8_weight_only"):
         return weight_only_channel_linear(layer, context, loaded)
-    if rows % 64 or inputs % 64:
-        raise InputError(
-            f"{context.model}: {layer.name} [{rows}, {inputs}] on Humming kernels is not modelled: sizes are not"
-            " multiples of 64"
-        )
     built = (
         Stored("weight", (rows, inputs), FP8, rows * inputs),
         Stored("weight_scale", loaded, "float32", scale=True),
@@ -56,13 +54,13 @@ def humming_fp8_linear(
         *bias_of(layer, kind),
     )
     stored = (
-        Stored("weight", packed(inputs, rows, 8), "int32", rows * inputs),
+        Stored("weight", packed(deep, wide, 8), "int32", rows * inputs),
         kept,
         *((Stored("input_scale", (len(layer.outputs),), "float32", scale=True),) if static else ()),
         *bias_of(layer, kind),
         Stored("locks", (LOCKS,), "int32", buffer=True),
     )
-    return LayerTensors(stored, built, 2 * rows * inputs)
+    return LayerTensors(stored, built, 2 * wide * deep)
 
 
 def humming(context: QuantContext) -> QuantisationMethod:

@@ -183,12 +183,12 @@ def check_swizzle(rows: int, inputs: int) -> None:
 
 
 def mxfp4_experts(layer: LocalExperts, context: QuantContext) -> LayerTensors:
-    """compressed-tensors: Cutlass keeps the weights and swizzles the scales on Blackwell, Marlin repacks before."""
+    """compressed-tensors: Cutlass keeps the weights and swizzles the scales on sm10x, Marlin repacks elsewhere."""
     count, hidden, width = layer.num_experts, layer.hidden_size, layer.intermediate_size
     w13 = _Matrix("w13", count, 2 * width, hidden, count * layer.slices * width * hidden)
     w2 = _Matrix("w2", count, hidden, width, count * hidden * width)
     built = (*w13.built(), *w2.built())
-    if context.device.sm >= 100:
+    if context.device.sm // 10 == 10:
         check_swizzle(2 * width, hidden)
         check_swizzle(hidden, width)
         return LayerTensors(built, transient_bytes=2 * (built[1].n_bytes + built[3].n_bytes))
