@@ -64,6 +64,23 @@ def test_json_has_the_shape_of_a_plan(dry_run):
     jsonschema.validate(result, plan_schema())
 
 
+def test_a_compiled_run_has_the_plans_compiled_peak_and_says_so(stand_in, capsys):
+    """Weights and KV cache from the configured run, the eager peak beside them, the rest from the plan, marked."""
+    flags = [flag for flag in FLAGS if flag != "--enforce-eager"]
+    run(["plan", *flags, "--vllm-version", "0.26.0", "--json"])
+    planned = json.loads(capsys.readouterr().out)["ranks"][0]["activation_peak_bytes"]
+    configured = {key: value for key, value in QWEN["result"].items() if not key.startswith("profile")}
+    steps = [HELLO, answer(SELF_TEST), {"ok": True, "result": configured}, answer(QWEN), answer(KV)]
+    run(["dry-run", *flags, "--python", str(stand_in(steps)), "--json"])
+    result = json.loads(capsys.readouterr().out)
+    [rank] = result["ranks"]
+    by_name = {t["name"]: t for t in rank["terms"]}
+    assert by_name["eager_peak"]["bytes"] == MEASURED_PEAK - CUBLAS_WORKSPACE
+    assert rank["activation_peak_bytes"] >= planned > 0
+    assert "compiled_less_eager" in result["dry_run"]["unseen_terms"]
+    assert "the run is compiled" in result["dry_run"]["not_exact"]["activation"][0]
+
+
 def test_terms_say_where_they_come_from(dry_run):
     result = dry_run()
     unseen = set(result["dry_run"]["unseen_terms"])
