@@ -76,7 +76,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
         assert word in err
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '"text"', '{"model_type": "llama"}', '{"architectures": ["Nothing"]}', "\x00\xff"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '"text"', '{"model_type": "no_such_type"}', '{"architectures": ["Nothing"]}', "\x00\xff"])
 def test_a_malformed_config_is_one_line(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "config.json"
     path.write_text(content, encoding="latin-1")
