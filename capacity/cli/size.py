@@ -178,7 +178,9 @@ class _progress:  # noqa: N801 - a context manager, used like a function
         )  # fmt: skip
         self._bar.start()
         task = self._bar.add_task("", total=None)
-        return lambda done, total, what: self._bar.update(task, completed=done, total=total, description=what)
+        return lambda done, total, what: self._bar.update(
+            task, completed=done, total=total, description=what, refresh=True
+        )  # no thread of its own: the search may fork
 
     def __exit__(self, *_exc: object) -> None:
         if self._bar is not None:

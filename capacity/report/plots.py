@@ -46,7 +46,7 @@ def plot_plans(plans: Sequence[Plan | RefusedPlan], path: Path) -> None:
     if not bars:
         raise InputError("--plot: there is nothing to draw, vLLM refuses this layout")
     several = len([plan for plan in plans if isinstance(plan, Plan)]) > 1
-    figure = figure_class(figsize=(max(6.4, 2.4 + 1.5 * len(bars)), 5.2), layout="constrained")
+    figure = figure_class(figsize=(max(6.4, 2.4 + 1.7 * len(bars)), 5.2), layout="constrained")
     axes = figure.add_subplot()
     seen: set[Component] = set()
     for x, (_, rank) in enumerate(bars):
@@ -58,7 +58,7 @@ def plot_plans(plans: Sequence[Plan | RefusedPlan], path: Path) -> None:
                      label=None if component in seen else component.value.replace("_", " "))  # fmt: skip
             if height > 0.045 * rank.budget.requested_bytes / GIB:
                 axes.text(x, bottom + height / 2, f"{height:.1f}", ha="center", va="center", fontsize=9,
-                          color="white" if component in (Component.WEIGHTS, Component.CUDA_CONTEXT) else "black")  # fmt: skip
+                          color="white" if component is Component.WEIGHTS else "black")  # fmt: skip
             seen.add(component)
             bottom += height
     for x, (plan, rank) in enumerate(bars):
@@ -75,6 +75,9 @@ def plot_plans(plans: Sequence[Plan | RefusedPlan], path: Path) -> None:
     )
     axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
+    stack = [component.value.replace("_", " ") for component in _ORDER]
+    order = sorted(range(len(labels)), key=lambda i: stack.index(labels[i]) if labels[i] in stack else -1)
+    handles, labels = [handles[i] for i in order], [labels[i] for i in order]
     figure.legend(handles[::-1], labels[::-1], loc="outside right center", frameon=False, fontsize=9)
     _save(figure, path)
 

@@ -1,4 +1,4 @@
-"""The ceiling that memory bandwidth puts on decoding, from the bytes that every step must read. An upper bound, nothing more."""
+"""The ceiling that memory bandwidth puts on decoding, from the bytes that every step must read. No forecast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_READ = frozenset({"encoder", "expert_map", "rope_cache", "allocator_rounding
 
 
 def decode_ceiling(plan: Plan, sequences: int, tokens: float) -> float | None:
-    """Tokens per second of one replica that nothing can exceed, with `sequences` per engine of `tokens` tokens each.
+    """Tokens per second of one replica that nothing exceeds, with `sequences` per engine of `tokens` tokens each.
 
     Every step reads a rank's weights once (of the experts as many as one token needs, spread over the ranks) and every
     sequence's KV cache once, and makes one token per sequence. The slowest rank decides; arithmetic, links and the experts of

@@ -7,7 +7,10 @@ need that follows from the plan of a single GPU; what cannot win any more is not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -82,29 +85,126 @@ class _Search:
 
 def search(question: Question, progress: Progress | None = None) -> Answer:
     """All rows. Raises InputError where no candidate at all can be planned (the model is not modelled, say)."""
+    groups = _groups(question)
+    if len(question.nodes) > ALONE and len(groups) > 1 and can_share_work():
+        found = list(_shared(question, groups, progress))
+    else:
+        found = []
+        for number, group in enumerate(groups):
+            if progress:
+                progress(number, len(groups), group[0].device.name)
+            found.append(_found(question, group))
+    if progress:
+        progress(len(groups), len(groups), "")
+    plans_made = sum(part.plans_made for part in found)
+    error = next((part.first_error for part in found if part.first_error), None)
+    if not plans_made and error is not None:
+        raise InputError(error)
+    rows = [_row_again(question, choice) for part in found for choice in part.choices]
+    return Answer(
+        rows=tuple(row for row in rows if row is not None),
+        left_out=tuple(item for part in found for item in part.left_out),
+        plans_made=plans_made,
+    )
+
+
+ALONE = 8
+"""So many GPUs are searched in this process: others would cost more to start than they save."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """A row in few bytes: what planning it again needs."""
+
+    node: Node
+    model: int
+    layout: Layout
+    args: EngineArgs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What one group of GPUs gave."""
+
+    choices: tuple[_Choice, ...]
+    left_out: tuple[tuple[str, str], ...]
+    plans_made: int
+    first_error: str | None
+
+
+def _groups(question: Question) -> list[tuple[Node, ...]]:
+    """GPUs of one kind together, the largest first: what their plans say bounds what smaller ones of the kind can do."""
+    kinds: dict[tuple[str, int], list[Node]] = {}
+    for node in sorted(question.nodes, key=lambda node: -node.device.cuda_total_bytes):
+        kinds.setdefault((node.device.vendor, node.device.sm), []).append(node)
+    return sorted((tuple(nodes) for nodes in kinds.values()), key=len, reverse=True)
+
+
+def _found(question: Question, nodes: tuple[Node, ...]) -> _Found:
     state = _Search(question)
-    rows: list[Row] = []
+    choices: list[_Choice] = []
     left_out: list[tuple[str, str]] = []
-    # The largest GPUs go first: what their plans say about a layout bounds what smaller ones of the same kind can do.
-    nodes = sorted(question.nodes, key=lambda node: -node.device.cuda_total_bytes)
-    for done, node in enumerate(nodes):
-        if progress:
-            progress(done, len(nodes), node.device.name)
-        found: list[Row] = []
-        why = ""
+    for node in nodes:
+        before, why = len(choices), ""
         for number, config in enumerate(question.models):
             for cache_dtype in question.cache_dtypes:
-                rows_here, reason = _rows(state, node, config, number > 0, cache_dtype)
-                found += rows_here
+                rows, reason = _rows(state, node, config, number > 0, cache_dtype)
+                choices += [
+                    _Choice(node=node, model=number, layout=row.layout, args=row.args) for row in rows
+                ]
                 why = why or reason
-        rows += found
-        if not found:
+        if len(choices) == before:
             left_out.append((node.device.name, why or "no layout holds the demand"))
-    if progress:
-        progress(len(nodes), len(nodes), "")
-    if not state.plans_made and state.first_error is not None:
-        raise state.first_error
-    return Answer(rows=tuple(rows), left_out=tuple(left_out), plans_made=state.plans_made)
+    return _Found(
+        choices=tuple(choices), left_out=tuple(left_out), plans_made=state.plans_made,
+        first_error=str(state.first_error) if state.first_error else None,
+    )  # fmt: skip
+
+
+def _row_again(question: Question, choice: _Choice) -> Row | None:
+    config = question.models[choice.model]
+    plan = _plan(_Search(question), choice.node, config, choice.args)
+    assert isinstance(plan, Plan)
+    return _row(question, choice.node, config, choice.model > 0, choice.layout, choice.args, plan)
+
+
+# -- on two cores -------------------------------------------------------------------------------------------------
+
+_shared_question: Question | None = None
+
+
+def can_share_work() -> bool:
+    """Whether child processes can take over the question as it is: by fork, on a machine of at least two cores."""
+    return (
+        "fork" in multiprocessing.get_all_start_methods()
+        and sys.platform == "linux"
+        and (os.cpu_count() or 1) > 1
+    )
+
+
+def _shared(
+    question: Question, groups: Sequence[tuple[Node, ...]], progress: Progress | None
+) -> Iterator[_Found]:
+    """Groups of GPUs over child processes; each answers in few bytes, in the order of `groups`."""
+    workers = min(os.cpu_count() or 1, len(groups), MOST_WORKERS)
+    with multiprocessing.get_context("fork").Pool(workers, _begin, (question,)) as pool:
+        for number, found in enumerate(pool.imap(_found_in_child, groups)):
+            if progress:
+                progress(number + 1, len(groups), groups[number][0].device.name)
+            yield found
+
+
+MOST_WORKERS = 4
+
+
+def _begin(question: Question) -> None:
+    global _shared_question
+    _shared_question = question
+
+
+def _found_in_child(nodes: tuple[Node, ...]) -> _Found:
+    assert _shared_question is not None
+    return _found(_shared_question, nodes)
 
 
 def _rows(
