@@ -179,20 +179,23 @@ def _segment(n_bytes: int) -> int:
 
 
 def _probe(ctx: RankContext) -> MemoryTerm | None:
-    """Driver memory of the graphs that the estimate captured: two of each mode. It is not given back."""
+    """Driver memory of the graphs that the estimate captured: two of each mode (runner V2: all piecewise ones and two
+    full ones). It is not given back. Up to 0.26 that happens inside of the memory profiler, so it is non-torch memory.
+    """
     if not estimates(ctx):
         return None
     found = _nodes(ctx, "graph_nodes")
     everything, decode = _modes(ctx)
-    count = min(2, everything) + min(2, decode)
+    count = min(2, everything) if ctx.engine.model_runner == "V1" else everything
+    count += min(2, decode)
     halves = half_layers(ctx)
     return term(
         "graph_probe",
         Component.CUDA_CONTEXT,
         "captures * halves * node // 2",
         allocator=Allocator.CUDA,
-        lifetime=Lifetime.PROFILE_PERSISTENT,
-        source="v1/worker/gpu_model_runner.py: profile_cudagraph_memory, inside the profiler of gpu_worker.py",
+        lifetime=Lifetime.AFTER_PROFILE if ctx.release.has("graph_probe_after_profile") else Lifetime.PROFILE_PERSISTENT,
+        source="v1/worker/gpu_worker.py: determine_available_memory; v1/worker/gpu/cudagraph_utils.py",
         low=count * halves * found.low // 2,
         high=count * halves * found.high // 2,
         note=f"destroying a graph leaves its memory with the driver ({found.name})",

@@ -23,6 +23,8 @@ FEATURES: tuple[Feature, ...] = (
             "memory for multimodal inputs passed by CUDA IPC is taken out of the KV cache"),
     Feature("startup_plan", "0.26.0", None, "v1/worker/startup_plan.py",
             "VLLM_ENABLE_STARTUP_PLAN=1 reuses the KV size recorded by an earlier start"),
+    Feature("graph_probe_after_profile", "0.27.0", None, "v1/worker/gpu_worker.py: determine_available_memory",
+            "CUDA graphs are estimated after the memory profiler has closed: what that leaves is in no account"),
     Feature("consumed_accounting", "0.27.0", None, "utils/mem_utils.py: memory_profiling",
             "non-KV memory = free before - free after profiling + transient peak; before: weights + "
             "torch peak + non-torch"),
