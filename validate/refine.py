@@ -20,7 +20,7 @@ from vllm_capacity.validate.compare import compare
 from vllm_capacity.validate.fit import Equation, solve
 from vllm_capacity.validate.record import RunRecord, RunStatus, append_record, read_records, write_file
 
-NOT_FITTED = frozenset({"l2_cache"})
+NOT_FITTED = frozenset({"l2_cache", "allocator_fragmentation"})
 """Constants of the calibration file that are facts of the device."""
 QUANTITIES = (
     "cuda_context", "communication", "first_kernels", "kernel_modules", "graph_probe", "graph_estimate", "non_torch",

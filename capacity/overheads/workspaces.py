@@ -8,6 +8,7 @@ from vllm_capacity.activations.peak import cublas_workspace
 from vllm_capacity.calibration import calibration, facts
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
+from vllm_capacity.overheads.terms import measured
 from vllm_capacity.units import MIB
 
 
@@ -31,6 +32,7 @@ def workspace_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     if ctx.release.has("cublas_before_snapshot"):
         yield cublas_workspace(ctx, Lifetime.BEFORE_SNAPSHOT)
     if ctx.release.has("consumed_accounting"):
+        found, split_limited = measured(ctx, "allocator_fragmentation"), ctx.release.has("profile_max_split_size")
         yield term(
             "allocator_fragmentation",
             Component.UNEXPLAINED,
@@ -38,6 +40,7 @@ def workspace_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
             allocator=Allocator.TORCH,
             lifetime=Lifetime.PROFILE_PERSISTENT,
             source="utils/mem_utils.py: total_consumed (free memory before less after)",
-            high=64 * MIB,
-            note="reserved segments that empty_cache cannot release count as consumed; not predicted",
+            high=64 * MIB if split_limited else found.high,
+            note="reserved segments that empty_cache cannot release count as consumed; not predicted; "
+            + ("blocks above 20 MiB are not split" if split_limited else found.origin),
         )

@@ -103,3 +103,15 @@ def test_default_graphs_of_llama_take_a_gib() -> None:
     assert many.n_bytes == pytest.approx(1_050_673_152, rel=0.03)
     two = planned("meta-llama/Llama-3.1-8B", compilation_config={"cudagraph_capture_sizes": [1, 8]})["cuda_graphs"]
     assert two.n_bytes == pytest.approx(102_760_448, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("release", "high"),
+    [("0.29.0", 1_450_000_000), ("0.31.0", 64 * MIB)],
+)
+def test_segments_that_stay_pinned_are_in_the_interval_until_blocks_are_no_longer_split(release: str, high: int) -> None:
+    """1,298,000,000 bytes in the record of gpt-oss-20b; gpu_worker.py: _scoped_allocator_max_split since 0.31.0."""
+    found = plan("Qwen/Qwen3-8B", gpu="H200", vllm_version=release, suggestions=False)
+    assert isinstance(found, Plan)
+    t = next(t for t in found.ranks[0].terms if t.name == "allocator_fragmentation")
+    assert (t.low, t.n_bytes, t.high) == (0, 0, high)
