@@ -41,7 +41,6 @@ REFUSED = {
 
 NOT_MODELLED = {
     "MiniMaxAI/MiniMax-M1-80k",
-    "moonshotai/Kimi-K3",
     "openbmb/MiniCPM-V-2_6-derived",
     "TheBloke/Genz-70b-GPTQ",
     "xmadai/Mistral-Small-Instruct-2409-xMADai-INT4",

@@ -112,6 +112,9 @@ ROWS: dict[str, tuple[Row, ...]] = {
     ),
     **_rows("llama_variants:exaone4", "Exaone4ForCausalLM"),
     **_rows("phimoe:phimoe", "PhiMoEForCausalLM"),
+    **_ranges(
+        "KimiK3ForConditionalGeneration", ("", "0.27.0", "0.32.0"), ("kimi_k3:kimi_k3", "0.33.0", None)
+    ),
     **_rows("kimi_linear:kimi_linear", "KimiLinearForCausalLM"),
     **_rows("minimax_m3:minimax_m3", "MiniMaxM3SparseForCausalLM", since="0.24.0"),
     **_rows("minimax_m3:minimax_m3_multimodal", "MiniMaxM3SparseForConditionalGeneration", since="0.24.0"),

@@ -95,6 +95,8 @@ def _shared_keys_and_values(a: Architecture) -> int:
 
 COMPUTED: dict[str, Difference] = {
     "google/gemma-3n-E4B-it": _shared_keys_and_values,
+    # 32 values more in each of 69 delta layers; the count does not say in which tensor
+    "moonshotai/Kimi-K3": lambda a: 69 * 32,
     "baidu/ERNIE-4.5-21B-A3B-PT": prediction_layer(0, norms=2),
     **dict.fromkeys(
         ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1-0528", "deepseek-ai/DeepSeek-V3.1"), _mtp_and_scales(2)
