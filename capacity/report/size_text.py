@@ -122,7 +122,7 @@ def _print_first(report: Report, row: Row, console: Console) -> None:
         highlight=False,
     )
     console.print(
-        f"safety margin, left out of every figure above: {row.margin}", markup=False, highlight=False
+        f"safety margin, already taken off what is held at once: {row.margin}", markup=False, highlight=False
     )
     if row.decode_ceiling:
         console.print(
@@ -169,7 +169,7 @@ def _print_left_out(report: Report, console: Console) -> None:
         return
     names = ", ".join(gpu for gpu, _ in report.left_out)
     console.print(
-        f"\n[dim]{len(report.left_out)} GPUs hold it in no layout tried: {names}[/]", highlight=False
+        f"\n[dim]no layout tried holds it on {names}[/]", highlight=False
     )
     if not report.rows or len(report.left_out) <= LEFT_OUT_SHOWN:
         for gpu, reason in report.left_out[:LEFT_OUT_SHOWN]:
