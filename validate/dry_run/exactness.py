@@ -11,6 +11,8 @@ REASONS = {
     "copied_to_host": "device values went to the host as zeros at",
     "skipped_operators": "left out, with whatever scratch memory it takes:",
 }
+FOR_THE_LOG = frozenset({"get_compressed_map_string"})
+"""Functions of vLLM that read values only to print them (layers/fused_moe/expert_map_manager.py)."""
 CHANGES_SIZES = ("imitated_operators", "values_read")
 """What can change the size of a tensor that stays; a skipped operator wrote into tensors that existed."""
 
@@ -23,6 +25,7 @@ def reasons(
         f"{REASONS[kind]} {name} ({count} times)"
         for kind in kinds
         for name, count in sorted(found.get(kind, {}).items())
+        if name.rpartition(" ")[2] not in FOR_THE_LOG
     )
 
 

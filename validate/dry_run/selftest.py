@@ -8,7 +8,7 @@ from vllm_capacity.errors import InputError
 from vllm_capacity.validate.dry_run.job import Job
 from vllm_capacity.validate.dry_run.session import Session
 
-SUPPORTED = ("0.26.0", "0.33.0")
+SUPPORTED = ("0.20.2", "0.26.0", "0.33.0")
 """Releases that this machinery was run on and compared with figures known from elsewhere (docs/dry-run.md)."""
 MODEL = Path(__file__).with_name("selftest_model")
 """Llama-3.1-8B's config.json (meta-llama/Llama-3.1-8B)."""

@@ -9,6 +9,28 @@ from __future__ import annotations
 from typing import Any
 
 
+class AllToAllManager:
+    """Stands for AgRsAll2AllManager (all-gather, reduce-scatter; device_communicators/all2all.py), vLLM's default backend.
+    The others keep buffers of their own, outside PyTorch, and are refused where they are asked for a handle.
+    """
+
+    support_fault_tolerance = False
+    internode = False
+
+    def __init__(self, group: Any) -> None:
+        from vllm.distributed import parallel_state
+
+        self.rank, self.world_size = group.rank_in_group, group.world_size
+        self.dp_group, self.tp_group = parallel_state.get_dp_group(), parallel_state.get_tp_group()
+        self.dp_rank, self.dp_world_size = self.dp_group.rank_in_group, self.dp_group.world_size
+
+    def get_handle(self, _arguments: Any) -> Any:
+        raise NotImplementedError("dry-run knows the all-to-all backend allgather_reducescatter only")
+
+    def max_sms_used(self) -> None: ...
+    def destroy(self) -> None: ...
+
+
 class Communicator:
     """Stands for CudaCommunicator: same results in size, nothing sent."""
 
@@ -16,7 +38,14 @@ class Communicator:
         self.group = group
         self.world_size = group.world_size
         self.disabled = False
-        self.ca_comm = self.pynccl_comm = self.all2all_manager = None
+        self.ca_comm = self.pynccl_comm = None
+        self._all2all_manager: AllToAllManager | None = None
+
+    @property
+    def all2all_manager(self) -> AllToAllManager:
+        if self._all2all_manager is None:
+            self._all2all_manager = AllToAllManager(self.group)
+        return self._all2all_manager
 
     def all_reduce(self, tensor: Any) -> Any:
         import torch

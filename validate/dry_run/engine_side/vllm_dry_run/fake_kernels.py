@@ -112,6 +112,12 @@ def _deep_gemm(ledger: TensorLedger) -> None:
 def _flashinfer(ledger: TensorLedger) -> None:
     import flashinfer.jit.core as jit
 
+    class Result(int):
+        """What a compiled function gives: a status or size of 0, or an object with functions."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(Module(), name)
+
     class Module:
         """A compiled module whose functions write into their arguments."""
 
@@ -119,9 +125,9 @@ def _flashinfer(ledger: TensorLedger) -> None:
             if name.startswith("__"):
                 raise AttributeError(name)
 
-            def call(*_args: Any, **_kwargs: Any) -> int:
+            def call(*_args: Any, **_kwargs: Any) -> Any:
                 ledger.skipped[f"flashinfer.{name}"] += 1
-                return 0
+                return Result()
 
             return call
 
