@@ -162,13 +162,7 @@ _SCALES = "counts the scales of a quantised checkpoint"
 
 NAMED: dict[str, str] = {
     **dict.fromkeys(("google/gemma-4-E2B-it", "google/gemma-4-E4B-it"), _NO_AUDIO),
-    **dict.fromkeys(
-        (
-            "meta-llama/Llama-4-Maverick-17B-128E-Instruct", "meta-llama/Llama-4-Scout-17B-16E-Instruct",
-            "stepfun-ai/step3",
-        ),
-        _NO_VISION,
-    ),
+    "stepfun-ai/step3": _NO_VISION,
     **dict.fromkeys(
         (
             "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
