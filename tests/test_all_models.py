@@ -40,7 +40,6 @@ REFUSED = {
 """What no supported release of vLLM starts, and a part of its sentence."""
 
 NOT_MODELLED = {
-    "MiniMaxAI/MiniMax-M1-80k",
     "openbmb/MiniCPM-V-2_6-derived",
     "TheBloke/Genz-70b-GPTQ",
     "xmadai/Mistral-Small-Instruct-2409-xMADai-INT4",
@@ -48,6 +47,7 @@ NOT_MODELLED = {
 """What vLLM runs and this tool does not: named in the error, never planned by a guess."""
 
 OLDER = {
+    "MiniMaxAI/MiniMax-M1-80k": "0.23.0",
     "Qwen/Qwen-72B": "0.23.0",
     "Qwen/Qwen-VL-Chat-Int4": "0.23.0",
     "stvlynn/Qwen-7B-Chat-Cantonese": "0.23.0",

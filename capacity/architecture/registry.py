@@ -118,6 +118,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("kimi_linear:kimi_linear", "KimiLinearForCausalLM"),
     **_rows("minimax_m3:minimax_m3", "MiniMaxM3SparseForCausalLM", since="0.24.0"),
     **_rows("minimax_m3:minimax_m3_multimodal", "MiniMaxM3SparseForConditionalGeneration", since="0.24.0"),
+    **_rows("minimax_m1:minimax_m1", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM", until="0.23.0"),
     **_rows("minimax_m2:minimax_m2", "MiniMaxM2ForCausalLM"),
     **_rows("mimo:mimo", "MiMoForCausalLM"),
     **_rows("mimo:mimo_v2", "MiMoV2FlashForCausalLM"),
