@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_capacity.architecture.modules import Attention
+from vllm_capacity.architecture.modules import Attention, MultiHeadLatentAttention
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.terms import nothing, switched_on
@@ -22,14 +22,22 @@ def flashinfer_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     """One workspace for FlashInfer's GQA backend (per builder on runner V1), MLA decode, sparse MLA."""
     chosen = ctx.engine.attention_backends
     ours = [name for name in chosen if name.startswith("FLASHINFER")]
-    if not ours:
+    if _made_at_import(ctx):
+        yield term(
+            "flashinfer_mla_workspace",
+            Component.FLASHINFER,
+            "128 * 1048576",
+            lifetime=Lifetime.LOAD,
+            source="v1/attention/backends/mla/flashinfer_mla.py: g_fi_workspace; platforms/cuda.py: get_valid_backends",
+            note="made when vLLM imports the backend to ask whether it can be used, whichever it then chooses",
+        )
+    elif not ours:
         yield nothing(
             "flashinfer_workspace",
             Component.FLASHINFER,
             source=BACKEND,
             reason=f"{', '.join(chosen) or 'no attention backend'} is chosen on sm{ctx.device.sm}",
         )
-        return
     if "FLASHINFER" in ours:
         yield _attention(ctx)
         if 100 <= ctx.device.sm < 110:
@@ -42,7 +50,7 @@ def flashinfer_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
                 workspace=_configured(ctx),
                 note="one for the process, at the first TRT-LLM kernel",
             )
-    if "FLASHINFER_MLA" in ours:
+    if "FLASHINFER_MLA" in ours and not _made_at_import(ctx):
         lse = 2 if ctx.engine.parallel.dcp > 1 else 1
         yield term(
             "flashinfer_mla_workspace",
@@ -61,6 +69,15 @@ def flashinfer_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
             source="v1/attention/backends/mla/flashinfer_mla_sparse.py",
             workspace=_configured(ctx),
         )
+
+
+def _made_at_import(ctx: RankContext) -> bool:
+    """Whether this rank's dense MLA layers made vLLM go through its list of backends (platforms/cuda.py), FlashInfer's
+    among them.
+    """
+    if not ctx.release.has("flashinfer_mla_workspace_at_import") or ctx.engine.args.attention_backend is not None:
+        return False
+    return any(isinstance(m, MultiHeadLatentAttention) for group, _ in ctx.layers for m in group.mixers)
 
 
 def _configured(ctx: RankContext) -> int:

@@ -76,6 +76,9 @@ FEATURES: tuple[Feature, ...] = (
     Feature("flashinfer_head_footprint", "0.26.0", None,
             "v1/attention/backends/flashinfer.py: _get_workspace_buffer",
             "FlashInfer's workspace is at least tokens x heads x head size x 16 bytes"),
+    Feature("flashinfer_mla_workspace_at_import", None, "0.24.0",
+            "v1/attention/backends/mla/flashinfer_mla.py: g_fi_workspace",
+            "asking for MLA backends imports FlashInfer's, which makes its workspace at import, inside load_model"),
     Feature("flashinfer_all_reduce_default", "0.29.0", None, "envs.py: VLLM_ALLREDUCE_USE_FLASHINFER",
             "FlashInfer's standalone all-reduce is on by default"),
     # -- KV cache: sizes of one request

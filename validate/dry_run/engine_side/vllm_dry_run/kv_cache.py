@@ -62,7 +62,7 @@ def resolve_layout(config: Any, worker: Any, specs: dict[str, Any]) -> None:
     resolve = _find("resolve_kv_cache_layout")
     if resolve is None or not hasattr(worker, "get_supported_kv_cache_layouts"):
         return
-    layout = resolve(config, worker.get_supported_kv_cache_layouts(), list(specs.values()))
+    layout = resolve(config, [worker.get_supported_kv_cache_layouts()], list(specs.values()))
     worker.set_kv_cache_layout(layout.name, config.parallel_config.cp_kv_cache_interleave_size)
 
 
