@@ -118,7 +118,7 @@ def _config(name: str) -> ModelConfig:
     facts = run_named(name).facts
     if "config" in facts:
         return normalise(facts["model"], facts["config"], source=facts.get("url", "recorded run"))
-    config = load_model(facts["config_of"], offline=True)
+    config = load_model(facts["config_of"], hf_overrides=facts.get("config_changes"), offline=True)
     block = facts.get("quantization")
     return replace(config, quantization=block) if block else config
 

@@ -58,6 +58,7 @@ ADDED: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.2-11B-Vision-Instruct": {"architectures": ["MllamaForConditionalGeneration"]},
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": {"vision_config": LLAMA4_VISION},
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": {"vision_config": LLAMA4_VISION},
+    "microsoft/phi-2": {"vocab_size": 51200},
     "google/gemma-3-4b-it": {"text_config": {"max_position_embeddings": 131072}},
     "google/gemma-3-12b-it": {"text_config": {"max_position_embeddings": 131072}},
 }
@@ -190,7 +191,8 @@ def _what_was_set(added: dict[str, Any]) -> str:
     if "text_config" in added:
         inside = ", ".join(f"text_config.{name}" for name in added["text_config"])
         return f"{inside} set: the copy has another value than the checkpoint"
-    return f"{', '.join(added)} added: the copy lacks them"
+    verb = "set: the copy has another value" if "vocab_size" in added else "added: the copy lacks them"
+    return f"{', '.join(added)} {verb}"
 
 
 def entry(row: dict[str, str], configs: Path, quantization: Path) -> dict[str, Any]:

@@ -144,8 +144,8 @@ COMPUTED: dict[str, Difference] = {
     "intfloat/multilingual-e5-large": lambda a: a.hidden_size * (a.hidden_size + 1) + 514,
     # vLLM embeds twice and stops before CLIP's last layer (24th block and its norm)
     "microsoft/Phi-3.5-vision-instruct": lambda a: -a.vocab_size * a.hidden_size + 12_596_224 + 2 * 1024,
-    # a fine-tune's config with fewer rows; the Transformers backend has a head without bias
-    "microsoft/phi-2": lambda a: (51200 - a.vocab_size) * 2 * a.hidden_size + 51200,
+    # the Transformers backend has a head without bias
+    "microsoft/phi-2": lambda a: a.vocab_size,
     "google/gemma-3-4b-it": lambda a: 64 * a.hidden_size,
     "google/gemma-3-12b-it": lambda a: 64 * a.hidden_size,
     "x/gemma-3-27b-text": lambda a: 64 * a.hidden_size,
