@@ -1,9 +1,9 @@
 """vllm-capacity: will this model start under vLLM on these GPUs, how much KV cache, and where does every byte go?
 
-    from vllm_capacity import plan
+from vllm_capacity import plan
 
-    answer = plan("Qwen/Qwen3-30B-A3B", gpu="H100-80GB", tensor_parallel_size=2)
-    answer.starts, answer.kv_cache.tokens
+answer = plan("Qwen/Qwen3-30B-A3B", gpu="H100-80GB", tensor_parallel_size=2)
+answer.starts, answer.kv_cache.tokens
 """
 
 from __future__ import annotations

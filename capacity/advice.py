@@ -30,13 +30,20 @@ def suggestions(plan: Plan, replan: Replan) -> tuple[Suggestion, ...]:
             continue
         effect = Effect(
             starts=other.starts,
-            available_kv_bytes_delta=other.tightest.budget.available_kv_bytes - plan.tightest.budget.available_kv_bytes,
+            available_kv_bytes_delta=other.tightest.budget.available_kv_bytes
+            - plan.tightest.budget.available_kv_bytes,
             tokens_delta=other.kv_cache.tokens - plan.kv_cache.tokens,
         )
         helps = effect.starts if not plan.starts else False
         gains = effect.available_kv_bytes_delta >= WORTH_BYTES or effect.tokens_delta > 0
         if helps or (gains and effect.starts == plan.starts):
-            found.append((0 if helps else 1, cost if helps else -effect.tokens_delta, Suggestion(change, flags, effect)))
+            found.append(
+                (
+                    0 if helps else 1,
+                    cost if helps else -effect.tokens_delta,
+                    Suggestion(change, flags, effect),
+                )
+            )
     found.sort(key=lambda item: item[:2])
     return tuple(suggestion for _, _, suggestion in found[:MOST])
 
@@ -48,14 +55,22 @@ def _candidates(plan: Plan) -> Iterator[tuple[str, tuple[str, ...], EngineArgs]]
     if limit is not None and engine.kv_cache_memory_bytes is None:
         safe = math.floor(limit * 100) / 100
         if 0 < safe != engine.gpu_memory_utilization:
-            word = "use all that is free" if safe > engine.gpu_memory_utilization else "ask for no more than is free"
+            word = (
+                "use all that is free"
+                if safe > engine.gpu_memory_utilization
+                else "ask for no more than is free"
+            )
             yield word, ("--gpu-memory-utilization", f"{safe:g}"), replace(args, gpu_memory_utilization=safe)
     fits = verdict.max_model_len_that_fits
     if not plan.starts and fits and fits < plan.kv_cache.max_model_len:
         yield "shorter requests", ("--max-model-len", str(fits)), replace(args, max_model_len=fits)
     for sequences in (256, 64):
         if engine.max_num_seqs > sequences:
-            yield "fewer sequences a batch", ("--max-num-seqs", str(sequences)), replace(args, max_num_seqs=sequences)
+            yield (
+                "fewer sequences a batch",
+                ("--max-num-seqs", str(sequences)),
+                replace(args, max_num_seqs=sequences),
+            )
     for tokens in (4096, 2048):
         if engine.max_num_batched_tokens > tokens >= engine.max_num_seqs:
             yield (

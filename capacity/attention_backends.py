@@ -163,7 +163,9 @@ def layer_backends(
 
 
 @lru_cache(maxsize=512)
-def _answer(query: AttentionQuery, device: Device, release: Release, requested: str | None) -> AttentionBackend:
+def _answer(
+    query: AttentionQuery, device: Device, release: Release, requested: str | None
+) -> AttentionBackend:
     name = _select(query, device, release, requested)
     sizes, multiples = kernel_blocks(name, query, device, release)
     version = flash_attention_version(query, device, release) if name.startswith("FLASH_ATTN") else None
@@ -177,7 +179,11 @@ def _block_sparse_backends(
     device: Device, kv_cache_dtype: str, requested: str | None
 ) -> tuple[AttentionBackend, ...]:
     """MiniMax-M3's own backends, blocks of 128 tokens (models/minimax_m3/common/sparse_attention.py, 0.33.0)."""
-    if device.compute_capability[0] != 9 or kv_cache_dtype not in ("auto", "bfloat16") or requested is not None:
+    if (
+        device.compute_capability[0] != 9
+        or kv_cache_dtype not in ("auto", "bfloat16")
+        or requested is not None
+    ):
         raise InputError(
             "MiniMax-M3's block-sparse attention is modelled on Hopper with --kv-cache-dtype auto and vLLM's own"
             " backend only"

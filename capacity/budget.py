@@ -130,7 +130,9 @@ def rank_budget(
         if t.low != t.high and account in INSIDE:
             slack_low += t.n_bytes - t.low
             slack_high += t.high - t.n_bytes
-    before = [t for t in terms if t.lifetime is Lifetime.BEFORE_SNAPSHOT and t.allocator is not Allocator.HOST]
+    before = [
+        t for t in terms if t.lifetime is Lifetime.BEFORE_SNAPSHOT and t.allocator is not Allocator.HOST
+    ]
     free = cuda_total_bytes - used_by_others_bytes - sum(t.n_bytes for t in before)
     estimate = graph_estimate.n_bytes if graph_estimate else 0
     applied = estimate if graph_estimate_enabled else 0

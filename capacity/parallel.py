@@ -33,8 +33,6 @@ class ParallelConfig:
         return self.tp * self.dp * self.pcp
 
 
-
-
 def stage_bounds(num_layers: int, parallel: ParallelConfig) -> tuple[tuple[int, int], ...]:
     """Per pipeline stage the first layer and the one after the last.
 

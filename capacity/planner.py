@@ -1,6 +1,6 @@
 """From inputs to a `Plan`: one direction, no input or output.
 
-    config + args + device + release -> architecture -> engine config -> terms per rank -> budget -> KV cache -> verdict
+config + args + device + release -> architecture -> engine config -> terms per rank -> budget -> KV cache -> verdict
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def make_plan(
     """The plan of one layout; a layout or model that vLLM refuses is a `RefusedPlan`. Raises InputError."""
     with use_calibration(calibration):
         try:
-            plan = _plan(config, args, device, release, release_source, used_by_others_bytes, concurrency, warnings)
+            plan = _plan(
+                config, args, device, release, release_source, used_by_others_bytes, concurrency, warnings
+            )
         except RefusedError as refused:
             verdict = Verdict(status=Status.DOES_NOT_START, reason=refused.reason, message=str(refused))
             return RefusedPlan(
@@ -108,7 +110,9 @@ def _plan(
     layers = layer_specs(config, architecture, engine, device, release)
     groups = group_layers(layers, release, hybrid_disabled=engine.hybrid_kv_cache_manager_disabled)
     stages = stage_bounds(architecture.num_hidden_layers, engine.parallel)
-    kinds = _rank_kinds(config, architecture, engine, device, release, layers, groups, stages, used_by_others_bytes)
+    kinds = _rank_kinds(
+        config, architecture, engine, device, release, layers, groups, stages, used_by_others_bytes
+    )
     pool = kv_pool(layers, engine, release, stages=stages if len(stages) > 1 else (), groups=groups)
     kv_cache = _kv_cache(pool, kinds, _AVAILABLE)
     ranks = tuple(_rank_plan(kind, kv_cache, engine) for kind in kinds)
@@ -139,7 +143,11 @@ def _plan(
         host=host_needs(config, engine, counted, lambda: _parameter_bytes(kinds[0].context)),
         coverage=coverage(kinds[0].context),
         warnings=(
-            *warnings, *unmodelled_warnings(args, release), *engine.notes, *architecture.notes, *layers.notes,
+            *warnings,
+            *unmodelled_warnings(args, release),
+            *engine.notes,
+            *architecture.notes,
+            *layers.notes,
             *_request_warnings(ranks, device, used_by_others_bytes),
         ),
     )
@@ -175,7 +183,9 @@ def _parameters(architecture: Architecture) -> int:
     return parameter_total(architecture)
 
 
-def _request_warnings(ranks: Sequence[RankPlan], device: Device, used_by_others_bytes: int) -> tuple[str, ...]:
+def _request_warnings(
+    ranks: Sequence[RankPlan], device: Device, used_by_others_bytes: int
+) -> tuple[str, ...]:
     """What requests can still run out of memory once the server is up, on the rank with the least left."""
     fullest = max(ranks, key=lambda rank: rank.device_used_bytes)
     left = device.cuda_total_bytes - used_by_others_bytes - device_bytes(fullest.terms, PERSISTENT)

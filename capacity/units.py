@@ -84,4 +84,6 @@ def parse_human_int(text: str) -> int:
     number, suffix = match.groups()
     if "." in number and (not suffix or suffix.isupper()):
         raise ValueError(f"{text!r}: decimals are only allowed with decimal suffixes such as 25.6k")
-    return int(float(number) * _HUMAN_FACTORS[suffix]) if "." in number else int(number) * _HUMAN_FACTORS[suffix]
+    return (
+        int(float(number) * _HUMAN_FACTORS[suffix]) if "." in number else int(number) * _HUMAN_FACTORS[suffix]
+    )

@@ -96,7 +96,9 @@ def _checks(
     uses: Sequence[_Use], kv_cache: KVCachePlan, engine: EngineConfig, total: int, used_by_others: int
 ) -> Iterator[_Finding]:
     for use in uses:
-        yield _free_at_start(use.rank, engine, total, total - used_by_others - use.during((Lifetime.BEFORE_SNAPSHOT,)))
+        yield _free_at_start(
+            use.rank, engine, total, total - used_by_others - use.during((Lifetime.BEFORE_SNAPSHOT,))
+        )
     for use in uses:
         loaded = used_by_others + use.during(_BEFORE_PROFILE) + use.rank.load_transient_bytes
         yield _over(Reason.LOAD_PEAK, "while loading the weights", loaded, total)
@@ -108,7 +110,12 @@ def _checks(
         block_bytes = use.rank.kv_bytes // max(use.rank.kv_blocks, 1)
         up = used_by_others + use.during(_ONCE_UP) + kv_cache.num_blocks * block_bytes
         yield _over(Reason.GRAPH_CAPTURE, "while capturing CUDA graphs", up, total)
-        yield _over(Reason.SAMPLER_WARMUP, "in the sampler warm-up after graph capture", up + use.sampler_warmup, total)
+        yield _over(
+            Reason.SAMPLER_WARMUP,
+            "in the sampler warm-up after graph capture",
+            up + use.sampler_warmup,
+            total,
+        )
 
 
 NOT_CLAIMED = (
@@ -144,7 +151,10 @@ def _round(n_bytes: int) -> str:
 def _over(reason: Reason, when: str, n_bytes: int, total: int) -> _Finding:
     if n_bytes <= total:
         return None
-    return reason, f"CUDA out of memory {when}: {_round(n_bytes)} GiB are needed, the GPU has {_round(total)} GiB."
+    return (
+        reason,
+        f"CUDA out of memory {when}: {_round(n_bytes)} GiB are needed, the GPU has {_round(total)} GiB.",
+    )
 
 
 def _longest(kv_cache: KVCachePlan, engine: EngineConfig, release: Release) -> int | None:
@@ -158,12 +168,20 @@ def _longest(kv_cache: KVCachePlan, engine: EngineConfig, release: Release) -> i
         n_bytes = kv_cache.num_blocks * stage.bytes_per_block
         if release.has("null_block_in_admission"):
             n_bytes -= stage.bytes_per_block
-        lengths.append(estimate_max_model_len(stage.groups, limits, release, n_bytes, block_bytes=stage.bytes_per_block))
+        lengths.append(
+            estimate_max_model_len(stage.groups, limits, release, n_bytes, block_bytes=stage.bytes_per_block)
+        )
     return min(lengths)
 
 
 def _utilization_for(
-    ranks: Sequence[RankPlan], kv_cache: KVCachePlan, release: Release, total: int, *, requests: int, limit: float
+    ranks: Sequence[RankPlan],
+    kv_cache: KVCachePlan,
+    release: Release,
+    total: int,
+    *,
+    requests: int,
+    limit: float,
 ) -> float | None:
     """The least utilisation, to four digits as vLLM prints it, at which `requests` whole requests fit at once."""
     if not kv_cache.stages:
@@ -187,7 +205,12 @@ def _max_utilization(ranks: Sequence[RankPlan], total: int) -> float:
 
 
 def _concurrency(
-    ranks: Sequence[RankPlan], kv_cache: KVCachePlan, release: Release, total: int, requested: int, limit: float
+    ranks: Sequence[RankPlan],
+    kv_cache: KVCachePlan,
+    release: Release,
+    total: int,
+    requested: int,
+    limit: float,
 ) -> ConcurrencyAnswer:
     # Block 0 is vLLM's null block and holds no request (v1/core/block_pool.py:188-191, 0.26.0).
     fits = kv_cache.num_blocks - 1 >= requested * kv_cache.blocks_per_request

@@ -45,7 +45,11 @@ def test_no_error_has_grown() -> None:
         if name in before and error > before[name].get(term, error) + MIB
     }
     assert not grown
-    missing = {name: before[name].keys() - now[name].keys() for name in before if before[name].keys() - now[name].keys()}
+    missing = {
+        name: before[name].keys() - now[name].keys()
+        for name in before
+        if before[name].keys() - now[name].keys()
+    }
     assert not missing, "figures that are no longer compared"
 
 

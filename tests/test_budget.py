@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from vllm_capacity.budget import Account, account_of, rank_budget, requested_bytes
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
 from vllm_capacity.releases import get_release
@@ -12,7 +11,9 @@ from vllm_capacity.units import GIB, MIB
 OLD, NEW = get_release("0.26.0"), get_release("0.27.0")
 
 
-def make(component: Component, n_bytes: int, allocator: Allocator, lifetime: Lifetime, spread: int = 0) -> MemoryTerm:
+def make(
+    component: Component, n_bytes: int, allocator: Allocator, lifetime: Lifetime, spread: int = 0
+) -> MemoryTerm:
     return term(
         f"{component}_{lifetime}", component, "n", allocator=allocator, lifetime=lifetime, source="made by hand",
         low=n_bytes - spread, high=n_bytes + spread, n=n_bytes,

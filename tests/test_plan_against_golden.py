@@ -28,7 +28,9 @@ CASES = {
 }
 DIFFERS: dict[str, str] = yaml.safe_load((DATA / "differs.yaml").read_text()) or {}
 NAMES = [
-    pytest.param(name, marks=pytest.mark.xfail(reason=DIFFERS[name], strict=True)) if name in DIFFERS else name
+    pytest.param(name, marks=pytest.mark.xfail(reason=DIFFERS[name], strict=True))
+    if name in DIFFERS
+    else name
     for name in CASES
 ]
 

@@ -38,7 +38,9 @@ def plan_of(index: int) -> Plan:
         max_model_len=case["max_model_len"],
         kv_cache_memory_bytes=case["available_kv_bytes"],
     )
-    plan = make_plan(load_model(case["model"]), args, find_device("H200"), get_release("0.26.0"), suggestions=False)
+    plan = make_plan(
+        load_model(case["model"]), args, find_device("H200"), get_release("0.26.0"), suggestions=False
+    )
     assert isinstance(plan, Plan), plan.verdict.message
     return plan
 
@@ -69,7 +71,11 @@ def test_groups_are_vllms(index: int):
 
     def page(group: Any) -> int:
         # a group of several specs is listed with the page of its first one
-        return group.spec.runs[0].spec.page_size_bytes if hasattr(group.spec, "runs") else group.spec.page_size_bytes
+        return (
+            group.spec.runs[0].spec.page_size_bytes
+            if hasattr(group.spec, "runs")
+            else group.spec.page_size_bytes
+        )
 
     found = [(len(group.layers), group.spec.block_size, page(group)) for group in first_stage]
     assert found == [(g["layers"], g["block_size"], g["page_size_bytes"]) for g in case["groups"]]
@@ -106,7 +112,9 @@ def _context_layers(plan: Plan, kind: RankPlan) -> Any:
     pp_rank = kind.ranks[0][1]
     first, last = stage_bounds(plan.architecture.num_hidden_layers, plan.engine.parallel)[pp_rank]
     layers = tuple(
-        (group, count) for group in plan.architecture.layers if (count := sum(first <= i < last for i in group.indices))
+        (group, count)
+        for group in plan.architecture.layers
+        if (count := sum(first <= i < last for i in group.indices))
     )
     context = RankContext(
         config=plan.config, architecture=plan.architecture, engine=plan.engine, release=plan.release, device=plan.device,

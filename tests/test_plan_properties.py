@@ -89,7 +89,11 @@ def _check(made: Plan | RefusedPlan) -> None:
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
-@given(case=broken_configs(), size=st.sampled_from((1, 2, 8)), version=st.sampled_from(("0.26.0", "0.33.0", "0.20.0")))
+@given(
+    case=broken_configs(),
+    size=st.sampled_from((1, 2, 8)),
+    version=st.sampled_from(("0.26.0", "0.33.0", "0.20.0")),
+)
 def test_a_broken_config_gives_a_plan_or_one_error(
     case: tuple[str, dict[str, Any], list[Any]], size: int, version: str
 ) -> None:

@@ -47,7 +47,11 @@ NOT_REPLAYED = {
 
 def arguments(run: Run) -> EngineArgs:
     return parse_engine_args(
-        {**run.args, "usage": run.facts.get("usage", "server"), "environment": run.facts.get("environment") or {}},
+        {
+            **run.args,
+            "usage": run.facts.get("usage", "server"),
+            "environment": run.facts.get("environment") or {},
+        },
         release=get_release(run.facts["release"]),
     )
 
@@ -70,7 +74,9 @@ def planned(index: int, **changes: Any) -> Plan:
 
 def cases(*needed: str) -> list[Any]:
     complete = (
-        (index, run) for index, run in enumerate(RUNS) if all(run.measured.get(key) is not None for key in needed)
+        (index, run)
+        for index, run in enumerate(RUNS)
+        if all(run.measured.get(key) is not None for key in needed)
     )
     return [pytest.param(index, id=run.name) for index, run in complete]
 
@@ -109,17 +115,30 @@ def test_tokens_and_concurrency_follow_from_the_logged_blocks(index: int):
     assert f"{kv.max_concurrency:.2f}" == f"{run.measured['max_concurrency']:.2f}"
 
 
-@pytest.mark.parametrize("index", [i for i, run in enumerate(RUNS) if "ranks" in run.measured], ids=lambda i: RUNS[i].name)
+@pytest.mark.parametrize(
+    "index", [i for i, run in enumerate(RUNS) if "ranks" in run.measured], ids=lambda i: RUNS[i].name
+)
 def test_blocks_are_equal_where_the_bytes_are_known(index: int):
     for rank in RUNS[index].measured["ranks"]:
-        assert planned(index, kv_cache_memory_bytes=rank["available_kv"]).kv_cache.num_blocks == rank["num_blocks"]
+        assert (
+            planned(index, kv_cache_memory_bytes=rank["available_kv"]).kv_cache.num_blocks
+            == rank["num_blocks"]
+        )
 
 
 def test_gemma_3_27b_on_0_19_prints_36_560_tokens_from_15_998_blocks():
     from vllm_capacity.inputs.models import load_model
 
-    args = EngineArgs(num_gpu_blocks_override=15998, max_model_len=8192, gpu_memory_utilization=0.95, dtype="bfloat16")
-    plan = make_plan(load_model("x/gemma-3-27b-text"), args, find_device("H100-80GB"), get_release("0.19.0"), suggestions=False)
+    args = EngineArgs(
+        num_gpu_blocks_override=15998, max_model_len=8192, gpu_memory_utilization=0.95, dtype="bfloat16"
+    )
+    plan = make_plan(
+        load_model("x/gemma-3-27b-text"),
+        args,
+        find_device("H100-80GB"),
+        get_release("0.19.0"),
+        suggestions=False,
+    )
     assert isinstance(plan, Plan)
     assert plan.kv_cache.tokens == 36_560
     assert f"{plan.kv_cache.max_concurrency:.2f}" == "4.46"

@@ -154,7 +154,10 @@ def _record(record: RunRecord, name: str) -> Case:
         figures = [
             Figure(row.name, row.rank, row.predicted, row.measured, printed=False)
             for row in compare(plan, record).rows
-            if row.name in TERMS and row.rank is not None and row.predicted is not None and row.measured is not None
+            if row.name in TERMS
+            and row.rank is not None
+            and row.predicted is not None
+            and row.measured is not None
         ]
     except CapacityError as error:
         problem = f"no plan: {error}"
@@ -227,12 +230,21 @@ def _others() -> Iterator[Case]:
             printed = {**facts["measured"]}
             if "model_loading_gib" in printed:
                 printed["weights_gib"] = printed.pop("model_loading_gib")
-            measured = [(0, term, round(printed[key] * GIB), True) for key, term in _PRINTED.items() if key in printed]
+            measured = [
+                (0, term, round(printed[key] * GIB), True) for key, term in _PRINTED.items() if key in printed
+            ]
             config = load_model(facts["config_of"], offline=True) if "config_of" in facts else None
             if config and "quantization" in facts:
                 config = replace(config, quantization=facts["quantization"])
             yield _planned(
-                facts["id"], facts["model"], facts["release"], gpu, facts["args"], measured, config=config, url=facts["url"]
+                facts["id"],
+                facts["model"],
+                facts["release"],
+                gpu,
+                facts["args"],
+                measured,
+                config=config,
+                url=facts["url"],
             )
 
 
@@ -245,7 +257,9 @@ def _planned(
     problem = family = ""
     try:
         given = {k: v for k, v in flags.items() if v is not None}
-        args = parse_engine_args({**given, "usage": usage, "environment": dict(environment or {})}, release=release)
+        args = parse_engine_args(
+            {**given, "usage": usage, "environment": dict(environment or {})}, release=release
+        )
         plan = make_plan(
             config or load_model(model, offline=True), args, device, release,
             suggestions=False, calibration=load_calibration("none"),
@@ -271,8 +285,8 @@ def _of_plan(report: Mapping[str, Any], rank: int, term: str) -> int | None:
     if planned is None:
         return None
     if term == "baseline":
-        before = [t for t in planned["terms"] if t["lifetime"] == "before_snapshot" and t["allocator"] != "host"]
+        before = [
+            t for t in planned["terms"] if t["lifetime"] == "before_snapshot" and t["allocator"] != "host"
+        ]
         return sum(t["bytes"] for t in before)
     return int(planned[_PLANNED[term]])
-
-

@@ -82,7 +82,9 @@ def plan_on_newest(
             refusal = refusal or found.verdict.message
             if found.verdict.reason is Reason.UNSUPPORTED_BY_RELEASE:
                 continue
-            return Result(config.name, architecture, Outcome.REFUSED, release.version, text=found.verdict.message)
+            return Result(
+                config.name, architecture, Outcome.REFUSED, release.version, text=found.verdict.message
+            )
         tp = found.engine.parallel.tp
         return Result(config.name, architecture, Outcome.PLANNED, release.version, tp, found)
     return Result(config.name, architecture, Outcome.REFUSED, newest_first[0].version, text=refusal)
@@ -99,9 +101,7 @@ def _smallest(
     best: Plan | RefusedPlan | None = None
     for tp in sizes:
         args: EngineArgs = parse_engine_args({"tensor_parallel_size": tp}, release=release)
-        plan = make_plan(
-            config, args, device, release, suggestions=False, calibration=load_calibration(None)
-        )
+        plan = make_plan(config, args, device, release, suggestions=False, calibration=load_calibration(None))
         if isinstance(plan, RefusedPlan):
             if best is None or plan.verdict.reason is Reason.UNSUPPORTED_BY_RELEASE:
                 best = plan
@@ -134,7 +134,9 @@ def folder_configs(folder: Path) -> Iterator[ModelConfig]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--gpu", default="H200")
     parser.add_argument("--tp", type=int, help="one tensor-parallel size instead of the smallest that starts")

@@ -76,7 +76,9 @@ def _settings(options: Mapping[str, Any]) -> tuple[runner.RunnerSettings, list[i
         python=python,
         work=Path(options["work"]).resolve(),
         tool_version=tool_version(),
-        plan=planning.planner_for(version, states, options["calibration"], runner.recorded_environment(os.environ)),
+        plan=planning.planner_for(
+            version, states, options["calibration"], runner.recorded_environment(os.environ)
+        ),
     )
     return settings, gpus
 

@@ -144,9 +144,17 @@ def cublas_bytes(device: Device, environment: Mapping[str, str]) -> int:
     given = environment.get("CUBLAS_WORKSPACE_CONFIG")
     if given:
         numbers = given.removeprefix(":").split(":")
-        if not given.startswith(":") or len(numbers) % 2 or not all(n.isdecimal() and len(n) < 10 for n in numbers):
-            raise InputError(f"CUBLAS_WORKSPACE_CONFIG={given:.40} must be pairs :SIZE:COUNT, for example :4096:8")
-        return sum(int(size) * int(count) * 1024 for size, count in zip(numbers[::2], numbers[1::2], strict=True))
+        if (
+            not given.startswith(":")
+            or len(numbers) % 2
+            or not all(n.isdecimal() and len(n) < 10 for n in numbers)
+        ):
+            raise InputError(
+                f"CUBLAS_WORKSPACE_CONFIG={given:.40} must be pairs :SIZE:COUNT, for example :4096:8"
+            )
+        return sum(
+            int(size) * int(count) * 1024 for size, count in zip(numbers[::2], numbers[1::2], strict=True)
+        )
     return 4096 * 8 * 1024 if device.sm >= 90 else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 

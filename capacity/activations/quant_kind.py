@@ -112,7 +112,9 @@ def _compressed_tensors(block: Mapping[str, Any]) -> QuantKind:
     groups = block.get("config_groups")
     group: object = next(iter(groups.values()), {}) if isinstance(groups, Mapping) and groups else {}
     if not isinstance(group, Mapping) or not isinstance(group.get("weights") or {}, Mapping):
-        raise InputError("quantization_config: every entry of 'config_groups' and its 'weights' must be an object")
+        raise InputError(
+            "quantization_config: every entry of 'config_groups' and its 'weights' must be an object"
+        )
     weights = group.get("weights") or {}
     activations = group.get("input_activations")
     bits, kind = weights.get("num_bits"), weights.get("type")

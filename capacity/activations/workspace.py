@@ -16,7 +16,11 @@ from vllm_capacity.ledger import MemoryTerm
 
 def shared_workspace(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
     """The largest user on this stage: MoE layers or the sparse-attention indexer; empty without any."""
-    users = [t for t in (moe_workspace(ctx, sizes), _indexer(ctx), _gathered_keys(ctx)) if t is not None and t.n_bytes]
+    users = [
+        t
+        for t in (moe_workspace(ctx, sizes), _indexer(ctx), _gathered_keys(ctx))
+        if t is not None and t.n_bytes
+    ]
     if not users:
         return ()
     largest = max(users, key=lambda t: t.n_bytes)
@@ -42,7 +46,9 @@ def _per_micro_batch(workspace: MemoryTerm) -> MemoryTerm:
     """
     note = "2 workspaces, each for half the batch (--enable-dbo)"
     return replace(
-        workspace, high=workspace.high + workspace.n_bytes // 2, note="; ".join(filter(None, (workspace.note, note)))
+        workspace,
+        high=workspace.high + workspace.n_bytes // 2,
+        note="; ".join(filter(None, (workspace.note, note))),
     )
 
 

@@ -51,7 +51,10 @@ def roberta_classifier(config: ModelConfig, release: Release) -> Architecture:
     """RobertaForSequenceClassification: RobertaClassificationHead, in fp32."""
     del release
     hidden = config.hidden_size
-    head = (*_dense("classifier.dense", hidden, hidden), *_dense("classifier.out_proj", hidden, _labels(config)))
+    head = (
+        *_dense("classifier.dense", hidden, hidden),
+        *_dense("classifier.out_proj", hidden, _labels(config)),
+    )
     return _bert(config, "RobertaForSequenceClassification", "roberta", head)
 
 
@@ -75,7 +78,9 @@ def _dense(name: str, inputs: int, outputs: int) -> tuple[Module, ...]:
 def _bert(config: ModelConfig, name: str, prefix: str, head: tuple[Module, ...] = ()) -> Architecture:
     kind = config.get("position_embedding_type", "absolute")
     if kind != "absolute":
-        raise RefusedError(Reason.UNSUPPORTED_BY_RELEASE, "Only 'absolute' position_embedding_type is supported")
+        raise RefusedError(
+            Reason.UNSUPPORTED_BY_RELEASE, "Only 'absolute' position_embedding_type is supported"
+        )
     hidden, width, layers = config.hidden_size, config.size("intermediate_size"), config.num_hidden_layers
     heads = config.num_attention_heads
     if hidden % heads:
@@ -90,7 +95,9 @@ def _bert(config: ModelConfig, name: str, prefix: str, head: tuple[Module, ...] 
             hidden, mixer, prefix="attention.self", qkv_bias=True, o_bias=True, out="output.dense"
         ),
         *common.norm("attention.output.LayerNorm", hidden, bias=True),
-        *common.plain_mlp(hidden, width, prefix="mlp", bias=True, up="intermediate.dense", down="output.dense"),
+        *common.plain_mlp(
+            hidden, width, prefix="mlp", bias=True, up="intermediate.dense", down="output.dense"
+        ),
         *common.norm("output.LayerNorm", hidden, bias=True),
     )
     positions = config.size("max_position_embeddings", 512)

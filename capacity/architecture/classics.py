@@ -84,7 +84,9 @@ def opt(config: ModelConfig, release: Release) -> Architecture:
     del release
     hidden, width, mixer = config.hidden_size, config.size("ffn_dim"), _plain_heads(config, rope=False)
     if config.size("word_embed_proj_dim", hidden) != hidden:
-        raise InputError(f"{config.name}: OPT with word_embed_proj_dim other than hidden_size is not modelled")
+        raise InputError(
+            f"{config.name}: OPT with word_embed_proj_dim other than hidden_size is not modelled"
+        )
     bias, affine = config.boolean("enable_bias", True), config.boolean("layer_norm_elementwise_affine", True)
 
     def norm(name: str) -> Modules:
@@ -96,8 +98,12 @@ def opt(config: ModelConfig, release: Release) -> Architecture:
         *common.plain_mlp(hidden, width, bias=bias, up="fc1", down="fc2"),
         *norm("final_layer_norm"),
     )
-    positions = Tensor(name="embed_positions.weight", shape=(config.size("max_position_embeddings", 2048) + 2, hidden))
-    final = config.boolean("do_layer_norm_before", True) and not config.boolean("_remove_final_layer_norm", False)
+    positions = Tensor(
+        name="embed_positions.weight", shape=(config.size("max_position_embeddings", 2048) + 2, hidden)
+    )
+    final = config.boolean("do_layer_norm_before", True) and not config.boolean(
+        "_remove_final_layer_norm", False
+    )
     return _model(
         config, "OPTForCausalLM", "opt", modules, mixer, width, extra=(positions,), tied=True,
         final_norm=norm("decoder.final_layer_norm") if final else (),
@@ -113,7 +119,11 @@ def bloom(config: ModelConfig, release: Release) -> Architecture:
         *_attention(hidden, mixer, "self_attention", "query_key_value", "dense"),
         # vLLM keeps the slopes outside of the module's parameters and buffers
         Tensor(
-            name="self_attention.attn.alibi_slopes", shape=(mixer.num_heads,), shard_dim=0, dtype="float32", buffer=True
+            name="self_attention.attn.alibi_slopes",
+            shape=(mixer.num_heads,),
+            shard_dim=0,
+            dtype="float32",
+            buffer=True,
         ),
         *common.norm("post_attention_layernorm", hidden, bias=True),
         *common.plain_mlp(hidden, 4 * hidden, bias=True, up="dense_h_to_4h", down="dense_4h_to_h"),
@@ -126,9 +136,13 @@ def stablelm(config: ModelConfig, release: Release) -> Architecture:
     """StableLmForCausalLM: a gated MLP between LayerNorms."""
     del release
     hidden, width = config.hidden_size, config.size("intermediate_size")
-    mixer = grouped_attention(config, plain_head_dim(config), sliding_window=common.cache_sliding_window(config))
+    mixer = grouped_attention(
+        config, plain_head_dim(config), sliding_window=common.cache_sliding_window(config)
+    )
     if config.boolean("qk_layernorm", False) or config.boolean("use_parallel_residual", False):
-        raise InputError(f"{config.name}: StableLM with qk_layernorm or use_parallel_residual is not modelled")
+        raise InputError(
+            f"{config.name}: StableLM with qk_layernorm or use_parallel_residual is not modelled"
+        )
     modules = (
         *common.attention_modules(hidden, mixer, qkv_bias=config.boolean("use_qkv_bias", False)),
         *common.gated_mlp(hidden, width),
@@ -145,7 +159,9 @@ def nemotron(config: ModelConfig, release: Release) -> Architecture:
     """NemotronForCausalLM: Llama's stages, LayerNorm1P, squared ReLU without gate."""
     del release
     hidden, width = config.hidden_size, config.size("intermediate_size")
-    mixer = grouped_attention(config, config_head_dim(config), sliding_window=common.cache_sliding_window(config))
+    mixer = grouped_attention(
+        config, config_head_dim(config), sliding_window=common.cache_sliding_window(config)
+    )
     bias = config.boolean("attention_bias", False) or config.boolean("bias", False)
     modules = (
         *common.attention_modules(hidden, mixer, qkv_bias=bias, o_bias=bias),
@@ -177,8 +193,12 @@ def _plain_heads(config: ModelConfig, *, rope: bool = True) -> Attention:
     )  # fmt: skip
 
 
-def _attention(hidden: int, mixer: Attention, prefix: str, qkv: str, out: str, *, bias: bool = True) -> Modules:
-    return common.attention_modules(hidden, mixer, prefix=prefix, qkv_bias=bias, o_bias=bias, qkv=qkv, out=out)
+def _attention(
+    hidden: int, mixer: Attention, prefix: str, qkv: str, out: str, *, bias: bool = True
+) -> Modules:
+    return common.attention_modules(
+        hidden, mixer, prefix=prefix, qkv_bias=bias, o_bias=bias, qkv=qkv, out=out
+    )
 
 
 def _group(config: ModelConfig, modules: Modules, mixer: Attention, width: int, *, gated: bool) -> LayerGroup:
@@ -204,5 +224,3 @@ def _model(
         config, name=name, family=family, tied=is_tied, layers=(_group(config, modules, mixer, width, gated=gated),),
         outside=(outside[0], *everywhere(extra), *outside[1:]),
     )  # fmt: skip
-
-

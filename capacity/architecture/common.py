@@ -199,7 +199,9 @@ def unmoved_scales(release: Release, prefix: str = "self_attn") -> tuple[Module,
     kept: tuple[str, ...] = ()
     kept += ("k_scale_cpu", "v_scale_cpu") if release.has("kv_scale_cpu_copies") else ()
     kept += ("q_range", "k_range", "v_range") if release.has("kv_scale_ranges") else ()
-    return tuple(Tensor(name=f"{prefix}.attn._{name}", shape=(), dtype="float32", buffer=True) for name in kept)
+    return tuple(
+        Tensor(name=f"{prefix}.attn._{name}", shape=(), dtype="float32", buffer=True) for name in kept
+    )
 
 
 def head_norms(head_size: int, *, prefix: str = "self_attn") -> tuple[Module, ...]:

@@ -61,7 +61,11 @@ def deepseek_v4(config: ModelConfig, release: Release) -> Architecture:
         family="deepseek_v4",
         layers=common.group_layers([(ratios[i], i < hashed) for i in range(layers)], build),
         outside=common.llama_placement(
-            config.vocab_size, hidden, tied=False, head_allocated_first=False, rope=_outside(config, ratios, release)
+            config.vocab_size,
+            hidden,
+            tied=False,
+            head_allocated_first=False,
+            rope=_outside(config, ratios, release),
         ),
     )
 
@@ -70,7 +74,9 @@ def _ratios(config: ModelConfig) -> list[int]:
     """Per layer the tokens behind one latent, 1 for none."""
     ratios, layers = config.integers("compress_ratios"), config.num_hidden_layers
     if ratios is None or len(ratios) < layers:
-        raise InputError(f"{config.name}: config key 'compress_ratios' must have an entry for each of {layers} layers")
+        raise InputError(
+            f"{config.name}: config key 'compress_ratios' must have an entry for each of {layers} layers"
+        )
     for ratio in ratios[:layers]:
         if ratio not in (0, 1, 4, 128):
             raise InputError(f"{config.name}: compress ratio {ratio} is not modelled; known: 0, 4, 128")
@@ -187,7 +193,11 @@ def _outside(config: ModelConfig, ratios: list[int], release: Release) -> tuple[
     streams, rope = config.size("hc_mult"), config.size("qk_rope_head_dim")
     every: tuple[Module, ...] = (
         Tensor(
-            name="topk_indices_buffer", shape=(config.size("index_topk"),), dtype="int32", buffer=True, per_token=True
+            name="topk_indices_buffer",
+            shape=(config.size("index_topk"),),
+            dtype="int32",
+            buffer=True,
+            per_token=True,
         ),
         Tensor(name="hc_head_fn", shape=(streams, streams * config.hidden_size), dtype="float32"),
         Tensor(name="hc_head_base", shape=(streams,), dtype="float32"),

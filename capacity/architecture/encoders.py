@@ -24,7 +24,9 @@ def _square(vision: SubConfig, key: str, default: int) -> int:
     pair = vision.get(key)
     if pair is None:
         return default * default
-    if not (isinstance(pair, (list, tuple)) and len(pair) == 2 and all(type(v) is int and v > 0 for v in pair)):
+    if not (
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and all(type(v) is int and v > 0 for v in pair)
+    ):
         raise InputError(f"{vision.model}: vision_config: {key!r} must be a pair of positive integers")
     return int(pair[0]) * int(pair[1])
 
@@ -48,7 +50,12 @@ def pixtral_vision(config: ModelConfig) -> tuple[Placed, ...]:
         *everywhere(
             (
                 *common.norm(f"{prefix}.attention_norm", hidden),
-                Linear(name=f"{prefix}.attention.qkv_proj", inputs=hidden, outputs=(hidden,) * 3, shard=Shard.COLUMN),
+                Linear(
+                    name=f"{prefix}.attention.qkv_proj",
+                    inputs=hidden,
+                    outputs=(hidden,) * 3,
+                    shard=Shard.COLUMN,
+                ),
                 linear(f"{prefix}.attention.o_proj", hidden, hidden, Shard.ROW, bias=False),
                 *common.gated_mlp(hidden, width, prefix=f"{prefix}.feed_forward"),
                 *common.norm(f"{prefix}.ffn_norm", hidden),
@@ -62,7 +69,13 @@ def pixtral_vision(config: ModelConfig) -> tuple[Placed, ...]:
                 *common.norm("multi_modal_projector.norm", hidden),
                 _whole("multi_modal_projector.patch_merger.merging_layer", merged, hidden, quantised=False),
                 linear("multi_modal_projector.linear_1", hidden, config.hidden_size, Shard.COLUMN, bias=bias),
-                linear("multi_modal_projector.linear_2", config.hidden_size, config.hidden_size, Shard.ROW, bias=bias),
+                linear(
+                    "multi_modal_projector.linear_2",
+                    config.hidden_size,
+                    config.hidden_size,
+                    Shard.ROW,
+                    bias=bias,
+                ),
             )
         ),
     )
@@ -90,7 +103,12 @@ def gemma4_vision(config: ModelConfig) -> tuple[Placed, ...]:
     quantised = method in ("bitsandbytes", "torchao", "compressed-tensors") or not (hidden % 64 or width % 64)
     bias = bool(vision.get("attention_bias", False))
     prefix = "vision_tower.encoder.layers.0"
-    norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+    norms = (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    )
     linears = {
         "self_attn.q_proj": (hidden, inner), "self_attn.k_proj": (hidden, kv), "self_attn.v_proj": (hidden, kv),
         "self_attn.o_proj": (inner, hidden), "mlp.gate_proj": (hidden, width), "mlp.up_proj": (hidden, width),
@@ -123,7 +141,8 @@ def gemma4_vision(config: ModelConfig) -> tuple[Placed, ...]:
     )
     if vision.get("standardize", False):
         ends += tuple(
-            Tensor(name=f"vision_tower.{name}", shape=(hidden,), buffer=True) for name in ("std_bias", "std_scale")
+            Tensor(name=f"vision_tower.{name}", shape=(hidden,), buffer=True)
+            for name in ("std_bias", "std_scale")
         )
     return (*everywhere(ends), *everywhere(blocks, vision.size("num_hidden_layers", 16)))
 
@@ -150,7 +169,9 @@ def moonvit(config: ModelConfig) -> tuple[Placed, ...]:
                 Tensor(name="vision_tower.patch_embed.proj.weight", shape=(hidden, 3 * patch * patch)),
                 Tensor(name="vision_tower.patch_embed.proj.bias", shape=(hidden,)),
                 Tensor(name="vision_tower.patch_embed.pos_emb.weight", shape=shape),
-                Tensor(name="vision_tower.patch_embed.pos_emb.time_weight", shape=(time, 1, hidden), buffer=True),
+                Tensor(
+                    name="vision_tower.patch_embed.pos_emb.time_weight", shape=(time, 1, hidden), buffer=True
+                ),
                 *common.norm("vision_tower.encoder.final_layernorm", hidden, bias=True),
                 *common.norm("mm_projector.pre_norm", hidden, bias=True),
                 _whole("mm_projector.linear_1", merged, merged, bias=True, quantised=quantised),
@@ -172,7 +193,12 @@ def qwen2_vision(config: ModelConfig) -> tuple[Placed, ...]:
     if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio < 1000:
         raise InputError(f"{config.name}: vision_config: 'mlp_ratio' must be a number above 0")
     blocks = block(
-        "visual.blocks.0", hidden, int(hidden * ratio), qkv="attn.qkv", out="attn.proj", norms=("norm1", "norm2")
+        "visual.blocks.0",
+        hidden,
+        int(hidden * ratio),
+        qkv="attn.qkv",
+        out="attn.proj",
+        norms=("norm1", "norm2"),
     )
     return (
         *everywhere(

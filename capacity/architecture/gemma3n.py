@@ -151,7 +151,9 @@ def _outside(config: ModelConfig) -> tuple[Placed, ...]:
             )
         ),
         *everywhere((linear("altup_projections.0", hidden, hidden, Shard.COLUMN, bias=False),), streams),
-        *everywhere((linear("altup_unembed_projections.0", hidden, hidden, Shard.COLUMN, bias=False),), streams),
+        *everywhere(
+            (linear("altup_unembed_projections.0", hidden, hidden, Shard.COLUMN, bias=False),), streams
+        ),
     )
 
 
@@ -182,7 +184,11 @@ def _embedder(config: ModelConfig, prefix: str, part: SubConfig) -> tuple[Placed
             *common.norm(f"{prefix}.soft_embedding_norm", width),
             linear(f"{prefix}.embedding_projection", width, config.hidden_size, Shard.ROW, bias=False),
             # without weight: its ones are a plain tensor
-            Tensor(name=f"{prefix}.embedding_post_projection_norm.weight", shape=(config.hidden_size,), buffer=True),
+            Tensor(
+                name=f"{prefix}.embedding_post_projection_norm.weight",
+                shape=(config.hidden_size,),
+                buffer=True,
+            ),
         )
     )
 
@@ -194,7 +200,9 @@ def _conformer(audio: SubConfig) -> tuple[Placed, ...]:
     strides = audio.get("sscp_conv_stride_size", [[2, 2], [2, 2]])
     features = audio.size("input_feat_size", 128)
     for stride in strides if isinstance(strides, (list, tuple)) else ():
-        features //= max(1, stride[-1]) if isinstance(stride, (list, tuple)) and type(stride[-1]) is int else 1
+        features //= (
+            max(1, stride[-1]) if isinstance(stride, (list, tuple)) and type(stride[-1]) is int else 1
+        )
     chunk, left = audio.size("conf_attention_chunk_size", 12), audio.size("conf_attention_context_left", 13)
     context = chunk + max(0, left - 1) + audio.integer("conf_attention_context_right", 0)
     conv, layer = "audio_tower.subsample_conv_projection", "audio_tower.conformer.0"
@@ -224,7 +232,8 @@ def _conformer(audio: SubConfig) -> tuple[Placed, ...]:
         *common.norm(f"{layer}.lconv1d.pre_layer_norm", hidden),
         whole("lconv1d.linear_start", hidden, 2 * hidden),
         Tensor(
-            name=f"{layer}.lconv1d.depthwise_conv1d.weight", shape=(hidden, 1, audio.size("conf_conv_kernel_size", 5))
+            name=f"{layer}.lconv1d.depthwise_conv1d.weight",
+            shape=(hidden, 1, audio.size("conf_conv_kernel_size", 5)),
         ),
         *common.norm(f"{layer}.lconv1d.conv_norm", hidden),
         whole("lconv1d.linear_end", hidden, hidden),
@@ -232,8 +241,15 @@ def _conformer(audio: SubConfig) -> tuple[Placed, ...]:
         *(Tensor(name=f"{layer}.gradient_clipping.{i}", shape=(), buffer=True) for i in range(5)),
         Tensor(name=f"{layer}.{attention}.q_scale", shape=(), buffer=True),
         Tensor(name=f"{layer}.{attention}.softcap", shape=(), dtype="float32", buffer=True),
-        Tensor(name=f"{layer}.{attention}.local_causal_valid_mask", shape=(chunk, context), dtype="bool", buffer=True),
-        Tensor(name=f"{layer}.{relative}.inv_timescales", shape=(1, 1, hidden // 2), dtype="float32", buffer=True),
+        Tensor(
+            name=f"{layer}.{attention}.local_causal_valid_mask",
+            shape=(chunk, context),
+            dtype="bool",
+            buffer=True,
+        ),
+        Tensor(
+            name=f"{layer}.{relative}.inv_timescales", shape=(1, 1, hidden // 2), dtype="float32", buffer=True
+        ),
     )
     first, second = channels
     ends: tuple[Module, ...] = (
@@ -241,14 +257,23 @@ def _conformer(audio: SubConfig) -> tuple[Placed, ...]:
         *common.norm(f"{conv}.conv_0.norm", first),
         Tensor(name=f"{conv}.conv_1.conv.weight", shape=(second, first, *kernels[1])),
         *common.norm(f"{conv}.conv_1.norm", second),
-        linear(f"{conv}.input_proj_linear", second * features, hidden, Shard.REPLICATED, bias=False, quantised=False),
+        linear(
+            f"{conv}.input_proj_linear",
+            second * features,
+            hidden,
+            Shard.REPLICATED,
+            bias=False,
+            quantised=False,
+        ),
     )
     return (*everywhere(ends), *everywhere(blocks, audio.size("conf_num_hidden_layers", 12)))
 
 
 def _pair(part: SubConfig, key: str, value: object = None) -> tuple[int, int]:
     found = part.get(key, [128, 32]) if value is None else value
-    if not (isinstance(found, (list, tuple)) and len(found) == 2 and all(type(v) is int and v > 0 for v in found)):
+    if not (
+        isinstance(found, (list, tuple)) and len(found) == 2 and all(type(v) is int and v > 0 for v in found)
+    ):
         raise InputError(f"{part.model}: {part.part}: {key!r} must hold pairs of positive integers")
     return found[0], found[1]
 

@@ -166,9 +166,17 @@ def _experts(config: ModelConfig) -> tuple[tuple[Module, ...], FeedForward]:
     if latent != hidden:
         modules += (
             Linear(
-                name=f"{prefix}.routed_expert_down_proj", inputs=hidden, outputs=(latent,), shard=Shard.REPLICATED
+                name=f"{prefix}.routed_expert_down_proj",
+                inputs=hidden,
+                outputs=(latent,),
+                shard=Shard.REPLICATED,
             ),
-            Linear(name=f"{prefix}.routed_expert_up_proj", inputs=latent, outputs=(hidden,), shard=Shard.REPLICATED),
+            Linear(
+                name=f"{prefix}.routed_expert_up_proj",
+                inputs=latent,
+                outputs=(hidden,),
+                shard=Shard.REPLICATED,
+            ),
         )
         if config.boolean("latent_moe_use_norm", False):
             modules += common.norm(f"{prefix}.routed_expert_norm", latent)
@@ -184,12 +192,18 @@ def _encoder(config: ModelConfig) -> tuple[Placed, ...]:
     }  # fmt: skip
     for key, value in expected.items():
         if vision.get(key, value) != value:
-            raise InputError(f"{config.name}: vision_config: {key!r} other than {value!r} is not modelled for Kimi K3")
+            raise InputError(
+                f"{config.name}: vision_config: {key!r} other than {value!r} is not modelled for Kimi K3"
+            )
     hidden, width = vision.size("vt_hidden_size", 1024), vision.size("vt_intermediate_size", 4096)
     inner, patch = vision.size("qkv_hidden_size", hidden), vision.size("patch_size", 14)
     merge = vision.get("merge_kernel_size", [2, 2])
-    if not (isinstance(merge, (list, tuple)) and len(merge) == 2 and all(type(v) is int and v > 0 for v in merge)):
-        raise InputError(f"{config.name}: vision_config: 'merge_kernel_size' must be a pair of positive integers")
+    if not (
+        isinstance(merge, (list, tuple)) and len(merge) == 2 and all(type(v) is int and v > 0 for v in merge)
+    ):
+        raise InputError(
+            f"{config.name}: vision_config: 'merge_kernel_size' must be a pair of positive integers"
+        )
     merged, quantised = (
         hidden * merge[0] * merge[1],
         (config.quantization or {}).get("quant_method") != "compressed-tensors",

@@ -33,7 +33,10 @@ def llama4(config: ModelConfig, release: Release) -> Architecture:
 def llama4_multimodal(config: ModelConfig, release: Release) -> Architecture:
     """Llama4ForConditionalGeneration."""
     return multimodal(
-        llama4(config, release), "Llama4ForConditionalGeneration", llama4_vision(config), modalities=("image",)
+        llama4(config, release),
+        "Llama4ForConditionalGeneration",
+        llama4_vision(config),
+        modalities=("image",),
     )
 
 

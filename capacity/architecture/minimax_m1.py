@@ -33,7 +33,9 @@ def minimax_m1(config: ModelConfig, release: Release) -> Architecture:
     hidden, layers, size = config.hidden_size, config.num_hidden_layers, config_head_dim(config)
     kinds = config.integers("attn_type_list")
     if kinds is None or len(kinds) < layers or any(kind not in (0, 1) for kind in kinds):
-        raise InputError(f"{config.name}: config key 'attn_type_list' must be 0 or 1 for each of {layers} layers")
+        raise InputError(
+            f"{config.name}: config key 'attn_type_list' must be 0 or 1 for each of {layers} layers"
+        )
     if config.integer("shared_intermediate_size", 0):
         raise InputError(f"{config.name}: MiniMax with shared_intermediate_size is not modelled")
     softmax = grouped_attention(config, size, sliding_window=config.integer("sliding_window", 0) or None)
@@ -52,7 +54,11 @@ def minimax_m1(config: ModelConfig, release: Release) -> Architecture:
         return LayerGroup(
             indices=indices,
             modules=(
-                *(common.attention_modules(hidden, softmax) if is_softmax else _linear_attention(hidden, heads, size)),
+                *(
+                    common.attention_modules(hidden, softmax)
+                    if is_softmax
+                    else _linear_attention(hidden, heads, size)
+                ),
                 *experts,
                 *common.norm("input_layernorm", hidden),
                 *common.norm("post_attention_layernorm", hidden),

@@ -38,7 +38,10 @@ def minimax_m3(config: ModelConfig, release: Release) -> Architecture:
     """MiniMaxM3SparseForCausalLM."""
     hidden, layers = config.hidden_size, config.num_hidden_layers
     sparse = config.sub("sparse_attention_config")
-    indexed, routed = _flags(config, sparse.values, "sparse_attention_freq"), _flags(config, config.text, "moe_layer_freq")
+    indexed, routed = (
+        _flags(config, sparse.values, "sparse_attention_freq"),
+        _flags(config, config.text, "moe_layer_freq"),
+    )
     size = config.size("head_dim")
     rotated = config.size("rotary_dim", size)
 
@@ -50,7 +53,9 @@ def minimax_m3(config: ModelConfig, release: Release) -> Architecture:
             feed, feed_forward = _experts(config)
         else:
             feed, feed_forward = dense_feed_forward(config, config.size("dense_intermediate_size"))
-        mixer = grouped_attention(config, size, qk_norm=True, indexer=_indexer(sparse) if is_indexed else None)
+        mixer = grouped_attention(
+            config, size, qk_norm=True, indexer=_indexer(sparse) if is_indexed else None
+        )
         return LayerGroup(
             indices=indices,
             modules=(
@@ -87,7 +92,9 @@ def minimax_m3(config: ModelConfig, release: Release) -> Architecture:
 
 def minimax_m3_multimodal(config: ModelConfig, release: Release) -> Architecture:
     """MiniMaxM3SparseForConditionalGeneration."""
-    return multimodal(minimax_m3(config, release), "MiniMaxM3SparseForConditionalGeneration", _encoder(config))
+    return multimodal(
+        minimax_m3(config, release), "MiniMaxM3SparseForConditionalGeneration", _encoder(config)
+    )
 
 
 def _flags(config: ModelConfig, values: object, key: str) -> list[bool]:
@@ -95,7 +102,9 @@ def _flags(config: ModelConfig, values: object, key: str) -> list[bool]:
     found = values.get(key) if hasattr(values, "get") else None
     layers = config.num_hidden_layers
     if not isinstance(found, (list, tuple)) or len(found) < layers or not all(type(v) is int for v in found):
-        raise InputError(f"{config.name}: config key {key!r} must be a list of integers, one for each of {layers} layers")
+        raise InputError(
+            f"{config.name}: config key {key!r} must be a list of integers, one for each of {layers} layers"
+        )
     return [value != 0 for value in found[:layers]]
 
 
@@ -157,7 +166,10 @@ def _encoder(config: ModelConfig) -> tuple[Placed, ...]:
     third = max(1, hidden // vision.size("num_attention_heads", 16) // 2 // 3)
     prefix = "vision_tower.vision_model"
     modules: tuple[Module, ...] = (
-        Tensor(name=f"{prefix}.embeddings.patch_embedding.weight", shape=(hidden, channels * temporal * patch * patch)),
+        Tensor(
+            name=f"{prefix}.embeddings.patch_embedding.weight",
+            shape=(hidden, channels * temporal * patch * patch),
+        ),
         *common.norm(f"{prefix}.pre_layrnorm", hidden, bias=True),
         *(
             Tensor(name=f"{prefix}.inv_freq_{axis}", shape=(third,), dtype="float32", buffer=True)

@@ -34,7 +34,9 @@ def _phi3_encoder(config: ModelConfig) -> tuple[Placed, ...]:
     merged, hidden = 4 * processor.size("image_dim_out"), config.hidden_size
     layer = processor.get("layer_idx", -2)
     if type(layer) is not int or not -CLIP_LAYERS <= layer < CLIP_LAYERS:
-        raise InputError(f"{config.name}: img_processor: 'layer_idx' must be a layer of CLIP, not {layer!r:.40}")
+        raise InputError(
+            f"{config.name}: img_processor: 'layer_idx' must be a layer of CLIP, not {layer!r:.40}"
+        )
     prefix = "vision_embed_tokens.img_processor.vision_model"
     modules: tuple[Module, ...] = (
         Tensor(name="vision_embed_tokens.glb_GN", shape=(1, 1, merged)),
@@ -42,7 +44,9 @@ def _phi3_encoder(config: ModelConfig) -> tuple[Placed, ...]:
         Tensor(name=f"{prefix}.embeddings.class_embedding", shape=(CLIP_WIDTH,)),
         Tensor(name=f"{prefix}.embeddings.patch_embedding.weight", shape=(CLIP_WIDTH, CLIP_PIXELS)),
         Tensor(name=f"{prefix}.embeddings.position_embedding.weight", shape=(CLIP_POSITIONS, CLIP_WIDTH)),
-        Tensor(name=f"{prefix}.embeddings.position_ids", shape=(1, CLIP_POSITIONS), dtype="int64", buffer=True),
+        Tensor(
+            name=f"{prefix}.embeddings.position_ids", shape=(1, CLIP_POSITIONS), dtype="int64", buffer=True
+        ),
         *common.norm(f"{prefix}.pre_layrnorm", CLIP_WIDTH, bias=True),
         _whole("vision_embed_tokens.img_projection.0", merged, hidden),
         _whole("vision_embed_tokens.img_projection.2", hidden, hidden),
@@ -87,14 +91,23 @@ def molmo(config: ModelConfig, release: Release) -> Architecture:
     )
     head = Placed(module=common.lm_head(rows, hidden), placement=placed[-1].placement)
     text = decoder(
-        config, name="MolmoForCausalLM", family="molmo", layers=(group,), outside=(*placed[:-1], head), vocab_size=rows
+        config,
+        name="MolmoForCausalLM",
+        family="molmo",
+        layers=(group,),
+        outside=(*placed[:-1], head),
+        vocab_size=rows,
     )
     encoder = _molmo_encoder(config, hidden)
     return multimodal(text, "MolmoForCausalLM", encoder, modalities=("image",), tp_data=False)
 
 
 def _molmo_encoder(config: ModelConfig, hidden: int) -> tuple[Placed, ...]:
-    width, vit, block_0 = CLIP_WIDTH, "vision_backbone.image_vit", "vision_backbone.image_vit.transformer.resblocks.0"
+    width, vit, block_0 = (
+        CLIP_WIDTH,
+        "vision_backbone.image_vit",
+        "vision_backbone.image_vit.transformer.resblocks.0",
+    )
     modules: tuple[Module, ...] = (
         Tensor(name="vision_backbone.pad_embed", shape=(2, 2 * width)),
         Tensor(name=f"{vit}.class_embedding", shape=(width,)),
@@ -103,7 +116,10 @@ def _molmo_encoder(config: ModelConfig, hidden: int) -> tuple[Placed, ...]:
         *common.norm(f"{vit}.pre_ln", width, bias=True),
         *_molmo_attention("vision_backbone.image_pooling_2d", 2 * width),
         *common.gated_mlp(
-            width, config.size("intermediate_size") // 2, prefix="vision_backbone.image_projector", up="merged_linear"
+            width,
+            config.size("intermediate_size") // 2,
+            prefix="vision_backbone.image_projector",
+            up="merged_linear",
         ),
     )
     # the projector ends in the language model's width

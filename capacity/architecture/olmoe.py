@@ -40,7 +40,9 @@ def olmoe(config: ModelConfig, release: Release) -> Architecture:
         *common.norm("input_layernorm", hidden),
         *common.norm("post_attention_layernorm", hidden),
     )
-    rope = common.rope_cache(config, mixer.head_size, max_position=config.size("max_position_embeddings", 4096))
+    rope = common.rope_cache(
+        config, mixer.head_size, max_position=config.size("max_position_embeddings", 4096)
+    )
     return decoder(
         config,
         name="OlmoeForCausalLM",
@@ -67,7 +69,9 @@ def apertus(config: ModelConfig, release: Release) -> Architecture:
     def build(window: int | None, indices: tuple[int, ...]) -> LayerGroup:
         mixer = grouped_attention(config, size, qk_norm=True, sliding_window=window)
         modules = (
-            *common.attention_modules(hidden, mixer, qkv_bias=bias, o_bias=bias, qk_norm=common.head_norms(size)),
+            *common.attention_modules(
+                hidden, mixer, qkv_bias=bias, o_bias=bias, qk_norm=common.head_norms(size)
+            ),
             *common.plain_mlp(hidden, width, bias=config.boolean("mlp_bias", False)),
             Tensor(name="mlp.act_fn.alpha_p", shape=(1,)),
             Tensor(name="mlp.act_fn.alpha_n", shape=(1,)),

@@ -19,14 +19,18 @@ def qwen(config: ModelConfig, release: Release) -> Architecture:
     del release
     hidden, width = config.hidden_size, config.size("intermediate_size") // 2
     if width < 1:
-        raise InputError(f"{config.name}: config key 'intermediate_size' is twice the MLP's width, so at least 2")
+        raise InputError(
+            f"{config.name}: config key 'intermediate_size' is twice the MLP's width, so at least 2"
+        )
     mixer = grouped_attention(config, plain_head_dim(config), num_kv_heads=config.num_attention_heads)
     feed, feed_forward = dense_feed_forward(config, width)
     group = LayerGroup(
         indices=tuple(range(config.num_hidden_layers)),
         modules=(
             *common.norm("ln_1", hidden),
-            *common.attention_modules(hidden, mixer, prefix="attn", qkv_bias=True, qkv="c_attn", out="c_proj"),
+            *common.attention_modules(
+                hidden, mixer, prefix="attn", qkv_bias=True, qkv="c_attn", out="c_proj"
+            ),
             *common.norm("ln_2", hidden),
             *feed,
         ),

@@ -142,7 +142,9 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("bert:bert_embedding", "BertModel"),
     **_rows("bert:bert_classifier", "BertForSequenceClassification"),
     **_rows("bert:roberta_embedding", "RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel"),
-    **_rows("bert:roberta_classifier", "RobertaForSequenceClassification", "XLMRobertaForSequenceClassification"),
+    **_rows(
+        "bert:roberta_classifier", "RobertaForSequenceClassification", "XLMRobertaForSequenceClassification"
+    ),
     **_rows("whisper:whisper", "WhisperForConditionalGeneration"),
     **_rows("step3:step3_text", "Step3TextForCausalLM"),
     **_rows("step3:step3_vl", "Step3VLForConditionalGeneration"),

@@ -39,9 +39,7 @@ def step3_text(config: ModelConfig, release: Release) -> Architecture:
     mixer = Attention(num_heads=heads, num_kv_heads=1, head_size=size, head_size_v=size)
     sparse = _sparse_layers(config)
     attention: tuple[Module, ...] = (
-        Linear(
-            name="self_attn.qkv_proj", inputs=hidden, outputs=(query, size, size), shard=Shard.REPLICATED
-        ),
+        Linear(name="self_attn.qkv_proj", inputs=hidden, outputs=(query, size, size), shard=Shard.REPLICATED),
         Linear(name="self_attn.o_proj", inputs=heads * size, outputs=(hidden,), shard=Shard.ROW),
         *common.norm("self_attn.inter_norm", query),
         Linear(name="self_attn.wq", inputs=query, outputs=(heads * size,), shard=Shard.COLUMN),
@@ -65,7 +63,10 @@ def step3_text(config: ModelConfig, release: Release) -> Architecture:
             modules, feed_forward = dense_feed_forward(config)
         norms = (*common.norm("input_layernorm", hidden), *common.norm("post_attention_layernorm", hidden))
         return LayerGroup(
-            indices=indices, modules=(*attention, *modules, *norms), mixers=(mixer,), feed_forward=feed_forward
+            indices=indices,
+            modules=(*attention, *modules, *norms),
+            mixers=(mixer,),
+            feed_forward=feed_forward,
         )
 
     tied = common.tied(config)
@@ -108,7 +109,10 @@ def _sparse_layers(config: ModelConfig) -> frozenset[int]:
 def step3_vl(config: ModelConfig, release: Release) -> Architecture:
     """Step3VLForConditionalGeneration."""
     return multimodal(
-        step3_text(config, release), "Step3VLForConditionalGeneration", _encoder(config), modalities=("image",)
+        step3_text(config, release),
+        "Step3VLForConditionalGeneration",
+        _encoder(config),
+        modalities=("image",),
     )
 
 

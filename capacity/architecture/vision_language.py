@@ -27,7 +27,10 @@ from vllm_capacity.releases.release import Release
 def qwen3_vl(config: ModelConfig, release: Release) -> Architecture:
     """Qwen3VLForConditionalGeneration."""
     return multimodal(
-        qwen3(config, release), "Qwen3VLForConditionalGeneration", qwen3_vision(config), buffers=_deepstack(config)
+        qwen3(config, release),
+        "Qwen3VLForConditionalGeneration",
+        qwen3_vision(config),
+        buffers=_deepstack(config),
     )
 
 

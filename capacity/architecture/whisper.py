@@ -36,7 +36,12 @@ def whisper(config: ModelConfig, release: Release) -> Architecture:
     size = hidden // heads
     own = Attention(num_heads=heads, num_kv_heads=heads, head_size=size, head_size_v=size, rope=False)
     cross = Attention(
-        num_heads=heads, num_kv_heads=heads, head_size=size, head_size_v=size, kind=AttentionKind.CROSS, rope=False
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_size=size,
+        head_size_v=size,
+        kind=AttentionKind.CROSS,
+        rope=False,
     )
     modules: tuple[Module, ...] = (
         *common.attention_modules(hidden, own, qkv_bias=True, o_bias=True, out="out_proj"),
@@ -97,7 +102,9 @@ def _cross_attention(hidden: int) -> tuple[Module, ...]:
     prefix = "encoder_attn"
     return (
         Linear(name=f"{prefix}.q_proj", inputs=hidden, outputs=(hidden,), shard=Shard.COLUMN, bias=True),
-        Linear(name=f"{prefix}.kv_proj", inputs=hidden, outputs=(hidden, hidden), shard=Shard.COLUMN, bias=True),
+        Linear(
+            name=f"{prefix}.kv_proj", inputs=hidden, outputs=(hidden, hidden), shard=Shard.COLUMN, bias=True
+        ),
         Linear(name=f"{prefix}.out_proj", inputs=hidden, outputs=(hidden,), shard=Shard.ROW, bias=True),
         *common.attention_scales(prefix),
     )

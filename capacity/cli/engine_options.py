@@ -14,10 +14,22 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 SIZES: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (("--tensor-parallel-size", "-tp", "--tp"), "N", "GPUs that each layer is split over; 1,2,4 gives a column per degree."),
+    (
+        ("--tensor-parallel-size", "-tp", "--tp"),
+        "N",
+        "GPUs that each layer is split over; 1,2,4 gives a column per degree.",
+    ),
     (("--pipeline-parallel-size", "-pp", "--pp"), "N", "Pipeline stages."),
-    (("--data-parallel-size", "-dp", "--dp"), "N", "Engines side by side; experts are spread over all of them."),
-    (("--decode-context-parallel-size", "-dcp", "--dcp"), "N", "Ranks that share one sequence's KV cache in decode."),
+    (
+        ("--data-parallel-size", "-dp", "--dp"),
+        "N",
+        "Engines side by side; experts are spread over all of them.",
+    ),
+    (
+        ("--decode-context-parallel-size", "-dcp", "--dcp"),
+        "N",
+        "Ranks that share one sequence's KV cache in decode.",
+    ),
     (("--max-model-len",), "N", "Longest request; 32k = 32,000, 32K = 32,768, or auto for what fits."),
     (("--gpu-memory-utilization",), "U", "Share of the GPU's total memory that vLLM may use."),
     (("--kv-cache-memory-bytes",), "SIZE", "KV cache per GPU, in place of the share."),
@@ -37,7 +49,10 @@ SIZES: tuple[tuple[tuple[str, ...], str, str], ...] = (
 SWITCHES: tuple[tuple[str, str], ...] = (
     ("--enable-expert-parallel/--no-enable-expert-parallel", "Split experts by expert over the ranks."),
     ("--enforce-eager/--no-enforce-eager", "No torch.compile and no CUDA graphs."),
-    ("--disable-hybrid-kv-cache-manager/--no-disable-hybrid-kv-cache-manager", "Allocate every layer in full."),
+    (
+        "--disable-hybrid-kv-cache-manager/--no-disable-hybrid-kv-cache-manager",
+        "Allocate every layer in full.",
+    ),
     ("--enable-prefix-caching/--no-enable-prefix-caching", "Default: vLLM's."),
     ("--enable-chunked-prefill/--no-enable-chunked-prefill", "Default: vLLM's."),
     ("--async-scheduling/--no-async-scheduling", "Default: vLLM's."),
@@ -50,7 +65,9 @@ def engine_options(function: F) -> F:
     for names, help_text in reversed(SWITCHES):
         positive = names.split("/")[0]
         declarations = [names.replace("/", "/"), *_SHORT.get(positive, ())]
-        function = click.option(*declarations, positive[2:].replace("-", "_"), default=None, help=help_text)(function)
+        function = click.option(*declarations, positive[2:].replace("-", "_"), default=None, help=help_text)(
+            function
+        )
     for flags, metavar, help_text in reversed(SIZES):
         parameter = flags[0][2:].replace("-", "_")
         function = click.option(*flags, parameter, metavar=metavar, default=None, help=help_text)(function)

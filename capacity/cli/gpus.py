@@ -10,7 +10,9 @@ import click
 
 @click.command("gpus")
 @click.argument("text", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Everything the catalogue says of each GPU, as JSON lines.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Everything the catalogue says of each GPU, as JSON lines."
+)
 def command(text: str | None, as_json: bool) -> int:
     """Search the GPU catalogue by part of a name.
 
@@ -35,5 +37,8 @@ def command(text: str | None, as_json: bool) -> int:
                 f"{'NVLink' if device.nvlink else '-'}{derived}"
             )
     if not devices:
-        click.echo(f"no GPU in the catalogue matches {text!r}; --gpu-memory with --compute-capability describes any", err=True)
+        click.echo(
+            f"no GPU in the catalogue matches {text!r}; --gpu-memory with --compute-capability describes any",
+            err=True,
+        )
     return 0 if devices else 1

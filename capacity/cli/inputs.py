@@ -70,7 +70,9 @@ def engine_args_of(command_line: Sequence[str], given: Mapping[str, Any], option
     )  # fmt: skip
 
 
-def resolve_inputs(command_line: Sequence[str], flags: Mapping[str, Any], options: Mapping[str, Any]) -> Inputs:
+def resolve_inputs(
+    command_line: Sequence[str], flags: Mapping[str, Any], options: Mapping[str, Any]
+) -> Inputs:
     """`command_line` holds flags that click does not know and, after `--`, a pasted line; `flags` are vLLM's, as text.
 
     Raises InputError.
@@ -83,10 +85,15 @@ def resolve_inputs(command_line: Sequence[str], flags: Mapping[str, Any], option
     line = engine_args_of(command_line, given, options)
     model, args, release, release_source = line.model, line.args, line.release, line.release_source
     if not model:
-        raise InputError("--model is missing: give a folder, a config.json, a catalogue id or a Hugging Face id")
+        raise InputError(
+            "--model is missing: give a folder, a config.json, a catalogue id or a Hugging Face id"
+        )
     device = choose_device(options)
     config = load_model(
-        model, revision=options.get("revision"), hf_overrides=args.hf_overrides, offline=bool(options.get("offline"))
+        model,
+        revision=options.get("revision"),
+        hf_overrides=args.hf_overrides,
+        offline=bool(options.get("offline")),
     )
     config, header_warnings = add_headers(config, model, options)
     return Inputs(
@@ -104,14 +111,20 @@ def resolve_inputs(command_line: Sequence[str], flags: Mapping[str, Any], option
     )
 
 
-def add_headers(config: ModelConfig, model: str, options: Mapping[str, Any]) -> tuple[ModelConfig, tuple[str, ...]]:
+def add_headers(
+    config: ModelConfig, model: str, options: Mapping[str, Any]
+) -> tuple[ModelConfig, tuple[str, ...]]:
     """The config with what the checkpoint's headers say (`--weights`), and warnings. Raises InputError."""
     from vllm_capacity.inputs.checkpoint import load_headers, with_headers
 
     mode = str(options.get("weights") or "auto")
     with _shards_read(mode) as progress:
         headers, warnings = load_headers(
-            model, mode, revision=options.get("revision"), offline=bool(options.get("offline")), progress=progress
+            model,
+            mode,
+            revision=options.get("revision"),
+            offline=bool(options.get("offline")),
+            progress=progress,
         )
     return (config if headers is None else with_headers(config, headers)), warnings
 
@@ -144,7 +157,9 @@ def degrees_of(given: dict[str, Any]) -> tuple[int, ...]:
     try:
         degrees = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"--tensor-parallel-size {text}: give one number or several with commas, for example 1,2,4") from None
+        raise InputError(
+            f"--tensor-parallel-size {text}: give one number or several with commas, for example 1,2,4"
+        ) from None
     if min(degrees) < 1:
         raise InputError(f"--tensor-parallel-size {text}: must be at least 1")
     return tuple(dict.fromkeys(degrees))
@@ -204,14 +219,20 @@ def choose_device(options: Mapping[str, Any]) -> Device:
     """--gpu, else --gpu-memory with --compute-capability, else the local GPU, else H100-80GB; `source` says which."""
     from vllm_capacity.inputs.gpus import custom_device, find_device
 
-    name, memory, capability = options.get("gpu"), options.get("gpu_memory"), options.get("compute_capability")
+    name, memory, capability = (
+        options.get("gpu"),
+        options.get("gpu_memory"),
+        options.get("compute_capability"),
+    )
     if name:
         if memory or capability:
             raise InputError("--gpu and --gpu-memory/--compute-capability exclude each other")
         return find_device(name)
     if memory or capability:
         if not (memory and capability):
-            raise InputError("--gpu-memory and --compute-capability belong together, for example 24GiB and 8.9")
+            raise InputError(
+                "--gpu-memory and --compute-capability belong together, for example 24GiB and 8.9"
+            )
         return custom_device(_size("--gpu-memory", memory), _capability(capability))
     from vllm_capacity.inputs.local_gpu import local_device
 
@@ -254,7 +275,11 @@ def used_by_others(device: Device, options: Mapping[str, Any]) -> int:
 
 
 def _engine_args(
-    given: Mapping[str, Any], own: Sequence[str], base: EngineArgs | None, options: Mapping[str, Any], release: Release
+    given: Mapping[str, Any],
+    own: Sequence[str],
+    base: EngineArgs | None,
+    options: Mapping[str, Any],
+    release: Release,
 ) -> EngineArgs:
     """Flags of the pasted line, overridden by the command's own."""
     from vllm_capacity.inputs.command_line import parse_flags

@@ -9,7 +9,9 @@ import click
 
 @click.command("models")
 @click.argument("text", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Everything the catalogue says of each model, as JSON lines.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Everything the catalogue says of each model, as JSON lines."
+)
 def command(text: str | None, as_json: bool) -> int:
     """Search the bundled model catalogue by part of a name.
 
@@ -32,5 +34,8 @@ def command(text: str | None, as_json: bool) -> int:
             size = f"{parameters:>18,}" if isinstance(parameters, int) else f"{'?':>18}"
             click.echo(f"{name:<58} {size}  {architectures[0]}")
     if not names:
-        click.echo(f"no model in the catalogue matches {text!r}; --model also takes a config.json or a Hub id", err=True)
+        click.echo(
+            f"no model in the catalogue matches {text!r}; --model also takes a config.json or a Hub id",
+            err=True,
+        )
     return 0 if names else 1

@@ -68,7 +68,9 @@ class ModelConfig:
         value = self.text.get(key)
         if value is None:
             return None
-        if not isinstance(value, (list, tuple)) or not all(type(v) is int and 0 <= v <= MAX_DIMENSION for v in value):
+        if not isinstance(value, (list, tuple)) or not all(
+            type(v) is int and 0 <= v <= MAX_DIMENSION for v in value
+        ):
             raise InputError(f"{self.name}: config key {key!r} must be a list of integers")
         return tuple(value)
 
@@ -108,7 +110,13 @@ class ModelConfig:
     @property
     def num_key_value_heads(self) -> int:
         """:109-126: first present synonym, else one KV head per query head."""
-        for key in ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups"):
+        for key in (
+            "n_head_kv",
+            "num_kv_heads",
+            "num_key_value_heads",
+            "multi_query_group_num",
+            "num_attention_groups",
+        ):
             if self.text.get(key) is not None:
                 return self.size(key)
         return self.num_attention_heads
@@ -157,7 +165,12 @@ def _integer(values: Mapping[str, Any], key: str, default: int | None, minimum: 
         if default is _MISSING or default is None:
             raise InputError(f"{name}: config key {key!r} is missing")
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value - value != 0 or int(value) != value:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or value - value != 0
+        or int(value) != value
+    ):
         raise InputError(f"{name}: config key {key!r} must be an integer, not {value!r:.60}")
     if not minimum <= value <= MAX_DIMENSION:
         raise InputError(f"{name}: config key {key!r} is {value}, outside [{minimum}, {MAX_DIMENSION}]")

@@ -91,7 +91,12 @@ def layer_spec(
         return _state_spec(mixer, sizes, setting)
     if slot.part and isinstance(mixer, MultiHeadLatentAttention):
         return compressed_latent_spec(
-            mixer, slot.part, dtype, sizes.block_size, setting.release, fp4_indexer=uses_fp4_indexer(setting.engine)
+            mixer,
+            slot.part,
+            dtype,
+            sizes.block_size,
+            setting.release,
+            fp4_indexer=uses_fp4_indexer(setting.engine),
         )
     if slot.indexer is not None and isinstance(mixer, Attention):
         return _block_indexer_spec(slot.indexer, sizes, setting)

@@ -245,7 +245,11 @@ def _check_memory(
             return missing_memory_refusal(checked[stage], stage, pool.release)
         if needed[stage] > checked[stage]:
             n_bytes, block = checked[stage], pool.block_bytes[stage]
-            fits = estimate_max_model_len(part, limits, pool.release, n_bytes, block_bytes=block) if in_words else 0
+            fits = (
+                estimate_max_model_len(part, limits, pool.release, n_bytes, block_bytes=block)
+                if in_words
+                else 0
+            )
             return memory_refusal(
                 limits.max_model_len, needed[stage], checked[stage], fits, stage, pool.release
             )

@@ -163,7 +163,8 @@ def _shared_experts_stream(ctx: RankContext) -> bool:
     Source: layers/fused_moe/runner/shared_experts.py: _determine_shared_experts_order (0.26.0).
     """
     return any(
-        isinstance(group.feed_forward, MixtureOfExperts) and any("shared_expert" in m.name for m in group.modules)
+        isinstance(group.feed_forward, MixtureOfExperts)
+        and any("shared_expert" in m.name for m in group.modules)
         for group, _ in ctx.layers
     )
 
@@ -194,7 +195,9 @@ def _probe(ctx: RankContext) -> MemoryTerm | None:
         Component.CUDA_CONTEXT,
         "captures * halves * node // 2",
         allocator=Allocator.CUDA,
-        lifetime=Lifetime.AFTER_PROFILE if ctx.release.has("graph_probe_after_profile") else Lifetime.PROFILE_PERSISTENT,
+        lifetime=Lifetime.AFTER_PROFILE
+        if ctx.release.has("graph_probe_after_profile")
+        else Lifetime.PROFILE_PERSISTENT,
         source="v1/worker/gpu_worker.py: determine_available_memory; v1/worker/gpu/cudagraph_utils.py",
         low=count * halves * found.low // 2,
         high=count * halves * found.high // 2,
@@ -207,9 +210,9 @@ def _probe(ctx: RankContext) -> MemoryTerm | None:
 
 def half_layers(ctx: RankContext) -> int:
     """Layers as the kernels of a graph count them, in halves: a mixer or an MLP alone is half a layer."""
-    return sum([
-        count * (len(group.mixers) + int(group.feed_forward is not None)) for group, count in ctx.layers
-    ])
+    return sum(
+        [count * (len(group.mixers) + int(group.feed_forward is not None)) for group, count in ctx.layers]
+    )
 
 
 def _nodes(ctx: RankContext, component: str) -> Measurement:

@@ -53,7 +53,9 @@ def uses_all2all(ctx: RankContext) -> bool:
 def _all2all(ctx: RankContext) -> Iterator[MemoryTerm]:
     backend = str(ctx.engine.args.other("all2all_backend") or DEFAULT_BACKEND)
     if not uses_all2all(ctx) or backend in _COLLECTIVES:
-        reason = "tokens are exchanged by NCCL collectives" if uses_all2all(ctx) else "no data-parallel experts"
+        reason = (
+            "tokens are exchanged by NCCL collectives" if uses_all2all(ctx) else "no data-parallel experts"
+        )
         yield _none(reason)
     elif backend == "deepep_high_throughput":
         yield _deepep_high_throughput(ctx)
@@ -116,7 +118,9 @@ def _deepep_low_latency(ctx: RankContext) -> MemoryTerm:
     tokens, experts, hidden, scales = values.values()
     dispatch = 16 + max(2 * hidden, hidden + 4 * scales)
     combine = 4 * scales + 2 * hidden
-    exact = 2 * max(tokens * dispatch, experts * tokens * combine) + 2 * experts * tokens * max(dispatch, combine)
+    exact = 2 * max(tokens * dispatch, experts * tokens * combine) + 2 * experts * tokens * max(
+        dispatch, combine
+    )
     return term(
         "all2all_buffers", Component.WORKSPACE,
         "workspace + buffer + round_up("
@@ -164,7 +168,9 @@ def _eplb(ctx: RankContext) -> Iterator[MemoryTerm]:
         layers=layers, physical=logical + redundant_experts(ctx), logical=logical, slots=_SLOTS,
         window=_eplb_setting(ctx, "window_size", _WINDOW),
     )  # fmt: skip
-    first = next(section for section in rank_weights(ctx).layers if any(_is_expert(g.name) for g in section.groups))
+    first = next(
+        section for section in rank_weights(ctx).layers if any(_is_expert(g.name) for g in section.groups)
+    )
     yield term(
         "eplb_expert_buffer", Component.WEIGHTS, "experts_of_one_layer", lifetime=Lifetime.LOAD, source=EPLB,
         note="a copy of the first MoE layer's experts: weights pass through it when experts move",

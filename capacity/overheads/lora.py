@@ -123,7 +123,11 @@ def _on_rank(ctx: RankContext, sharded: bool) -> _Elements:
     if ctx.architecture.name in WITH_EMBEDDINGS:
         for placed in ctx.architecture.outside:
             module = placed.module
-            if isinstance(module, VocabEmbedding) and _here(ctx, placed.placement) and _is_target(ctx, module.name):
+            if (
+                isinstance(module, VocabEmbedding)
+                and _here(ctx, placed.placement)
+                and _is_target(ctx, module.name)
+            ):
                 total += _vocabulary(ctx, module)
     return total
 

@@ -52,7 +52,10 @@ def _bounded(ctx: RankContext, found: Measurement) -> Measurement:
 
     How large that part is no recorded run says, so the interval grows to hold all and nothing of it.
     """
-    size, channels = _number(ctx, "NCCL_BUFFSIZE", _BUFFSIZE), _number(ctx, "NCCL_MAX_NCHANNELS", _MAX_CHANNELS)
+    size, channels = (
+        _number(ctx, "NCCL_BUFFSIZE", _BUFFSIZE),
+        _number(ctx, "NCCL_MAX_NCHANNELS", _MAX_CHANNELS),
+    )
     ratio = Fraction(size, _BUFFSIZE)
     fewer = min(Fraction(1), Fraction(channels, _MAX_CHANNELS))
     if ratio == fewer == 1:
@@ -112,7 +115,9 @@ def nccl_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         yield constant(
             "pipeline_transfers",
             Component.NCCL,
-            _bounded(ctx, measured(ctx, "pipeline_transfers_last" if ctx.is_last_stage else "pipeline_transfers")),
+            _bounded(
+                ctx, measured(ctx, "pipeline_transfers_last" if ctx.is_last_stage else "pipeline_transfers")
+            ),
             allocator=Allocator.CUDA,
             lifetime=Lifetime.AFTER_PROFILE,
             source="first transfers between stages: the warm-up after the KV cache exists (NCCL point to point)",

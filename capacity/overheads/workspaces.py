@@ -32,7 +32,10 @@ def workspace_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     if ctx.release.has("cublas_before_snapshot"):
         yield cublas_workspace(ctx, Lifetime.BEFORE_SNAPSHOT)
     if ctx.release.has("consumed_accounting"):
-        found, split_limited = measured(ctx, "allocator_fragmentation"), ctx.release.has("profile_max_split_size")
+        found, split_limited = (
+            measured(ctx, "allocator_fragmentation"),
+            ctx.release.has("profile_max_split_size"),
+        )
         yield term(
             "allocator_fragmentation",
             Component.UNEXPLAINED,

@@ -20,7 +20,9 @@ class _Strict(BaseModel):
 class Model(_Strict):
     id: str
     architecture: str = Field(description="vLLM's model class.")
-    parameters: int | None = Field(description="Logical parameters: tied heads once, no padding; null when refused.")
+    parameters: int | None = Field(
+        description="Logical parameters: tied heads once, no padding; null when refused."
+    )
     source: str = Field(description="Where the config came from.")
 
 
@@ -54,10 +56,14 @@ class Rank(_Strict):
     dp_rank: int
     requested_bytes: Bytes
     weights_bytes: Bytes = Field(description='What vLLM prints as "Model loading took".')
-    activation_peak_bytes: Bytes = Field(description="`torch_peak_increase` of MemoryProfilingResult, cold compile cache.")
+    activation_peak_bytes: Bytes = Field(
+        description="`torch_peak_increase` of MemoryProfilingResult, cold compile cache."
+    )
     activation_peak_warm_bytes: Bytes = Field(description="The same with a warm compile cache.")
     non_torch_bytes: Bytes = Field(description="`non_torch_increase` of MemoryProfilingResult.")
-    runner_buffers_bytes: Bytes = Field(description="The runner's tensors inside the accounting (from 0.27.0 on).")
+    runner_buffers_bytes: Bytes = Field(
+        description="The runner's tensors inside the accounting (from 0.27.0 on)."
+    )
     cuda_graph_estimate_bytes: Bytes
     cuda_graph_applied_bytes: Bytes = Field(description="What of the estimate is subtracted.")
     cuda_graph_actual_bytes: Bytes

@@ -168,9 +168,7 @@ def _print_left_out(report: Report, console: Console) -> None:
     if not report.left_out:
         return
     names = ", ".join(gpu for gpu, _ in report.left_out)
-    console.print(
-        f"\n[dim]no layout tried holds it on {names}[/]", highlight=False
-    )
+    console.print(f"\n[dim]no layout tried holds it on {names}[/]", highlight=False)
     if not report.rows or len(report.left_out) <= LEFT_OUT_SHOWN:
         for gpu, reason in report.left_out[:LEFT_OUT_SHOWN]:
             console.print(f"{gpu}: {reason}", markup=False, highlight=False)

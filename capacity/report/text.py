@@ -28,7 +28,9 @@ def escape(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def print_plans(plans: Sequence[Plan | RefusedPlan], console: Console, *, serve_line: str | None = None) -> None:
+def print_plans(
+    plans: Sequence[Plan | RefusedPlan], console: Console, *, serve_line: str | None = None
+) -> None:
     """Prints one plan in full, several as one column per tensor-parallel degree."""
     if len(plans) == 1:
         plan = plans[0]
@@ -73,7 +75,12 @@ def _print_headline(plan: Plan, console: Console) -> None:
     parallel = plan.engine.parallel
     layout = ", ".join(
         f"{name} {size}"
-        for name, size in (("tp", parallel.tp), ("pp", parallel.pp), ("dp", parallel.dp), ("dcp", parallel.dcp))
+        for name, size in (
+            ("tp", parallel.tp),
+            ("pp", parallel.pp),
+            ("dp", parallel.dp),
+            ("dcp", parallel.dcp),
+        )
         if size > 1 or name == "tp"
     )
     reason = f" ({plan.verdict.reason.value})" if plan.verdict.reason else ""
@@ -94,7 +101,10 @@ def _print_headline(plan: Plan, console: Console) -> None:
             if answer.min_utilization is not None
             else "; no legal utilisation does it"
         )
-        console.print(f"{answer.requested} requests of {plan.kv_cache.max_model_len:,} tokens {fits}{least}", highlight=False)
+        console.print(
+            f"{answer.requested} requests of {plan.kv_cache.max_model_len:,} tokens {fits}{least}",
+            highlight=False,
+        )
     engine = plan.engine
     console.print(
         f"[dim]{plan.architecture.name}, {plan.parameters:,} parameters, {engine.dtype}, "
@@ -143,8 +153,12 @@ def _print_ledger(plan: Plan, rank: RankPlan, console: Console) -> None:
                 if widest:
                     cells.append(_largest_parts(part, console.width - 80))
                 section.append(cells)
-            elif inside and not any(t.n_bytes for t in rank.terms if t.component is component and _on_device(t)):
-                absent.append((component, next((t.note for t in rank.terms if t.component is component and t.note), "")))
+            elif inside and not any(
+                t.n_bytes for t in rank.terms if t.component is component and _on_device(t)
+            ):
+                absent.append(
+                    (component, next((t.note for t in rank.terms if t.component is component and t.note), ""))
+                )
         if section and not inside:
             table.add_section()
             table.add_row("[dim]outside vLLM's budget:[/]")
@@ -152,7 +166,9 @@ def _print_ledger(plan: Plan, rank: RankPlan, console: Console) -> None:
             table.add_row(*cells)
     console.print(table)
     for component, reason in absent:
-        console.print(f"[dim]{component.value} 0 B{': ' if reason else ''}{escape(reason)}[/]", highlight=False)
+        console.print(
+            f"[dim]{component.value} 0 B{': ' if reason else ''}{escape(reason)}[/]", highlight=False
+        )
     _print_sums(plan, rank, console)
 
 
@@ -173,7 +189,9 @@ def _print_sums(plan: Plan, rank: RankPlan, console: Console) -> None:
     ]
     subtracted.append(("graph estimate", budget.graph_applied_bytes))
     if plan.engine.kv_cache_memory_bytes:
-        console.print(f"KV cache {gib(budget.available_kv_bytes)} as given by --kv-cache-memory-bytes", highlight=False)
+        console.print(
+            f"KV cache {gib(budget.available_kv_bytes)} as given by --kv-cache-memory-bytes", highlight=False
+        )
     else:
         parts = " - ".join(f"{name} {gib(n)}" for name, n in subtracted if n)
         console.print(
@@ -222,7 +240,9 @@ def _print_limits(plan: Plan, console: Console) -> None:
     verdict = plan.verdict
     console.print("\n[bold]Limits[/]")
     if verdict.max_model_len_that_fits:
-        console.print(f"largest --max-model-len that fits: {verdict.max_model_len_that_fits:,}", highlight=False)
+        console.print(
+            f"largest --max-model-len that fits: {verdict.max_model_len_that_fits:,}", highlight=False
+        )
     if verdict.min_utilization is not None and verdict.max_utilization is not None:
         console.print(
             f"--gpu-memory-utilization: at least {verdict.min_utilization:.4f} for one request of "
@@ -258,7 +278,11 @@ def _print_coverage(plan: Plan, console: Console) -> None:
     console.print(
         f"\n[dim]{runs} recorded run{'' if runs == 1 else 's'} behind this release's accounting; "
         f"calibration: {plan.coverage.source}"
-        + (f"; outside what was measured: {', '.join(plan.coverage.outside_measured)}" if plan.coverage.outside_measured else "")
+        + (
+            f"; outside what was measured: {', '.join(plan.coverage.outside_measured)}"
+            if plan.coverage.outside_measured
+            else ""
+        )
         + "[/]",
         highlight=False,
     )
@@ -271,7 +295,9 @@ def print_columns(plans: Sequence[Plan | RefusedPlan], console: Console) -> None
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for plan in plans:
-        table.add_column(f"tp {plan.tp if isinstance(plan, RefusedPlan) else plan.engine.parallel.tp}", justify="right")
+        table.add_column(
+            f"tp {plan.tp if isinstance(plan, RefusedPlan) else plan.engine.parallel.tp}", justify="right"
+        )
     table.add_row("verdict", *(_column_verdict(plan) for plan in plans))
 
     def row(name: str, cell: object) -> None:
@@ -292,7 +318,9 @@ def print_columns(plans: Sequence[Plan | RefusedPlan], console: Console) -> None
         if isinstance(plan, RefusedPlan):
             console.print(f"tp {plan.tp}: {plan.verdict.message}", markup=False, highlight=False)
         elif plan.verdict.message:
-            console.print(f"tp {plan.engine.parallel.tp}: {plan.verdict.message}", markup=False, highlight=False)
+            console.print(
+                f"tp {plan.engine.parallel.tp}: {plan.verdict.message}", markup=False, highlight=False
+            )
 
 
 def _column_verdict(plan: Plan | RefusedPlan) -> str:

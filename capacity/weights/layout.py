@@ -108,7 +108,9 @@ def _check_model(architecture: Architecture, parallel: ParallelConfig, release: 
             " Supported models implement the `SupportsPP` interface."
         )
     if parallel.pp > 1 and architecture.pp_error:
-        raise _refuse(f"{architecture.pp_error} ({architecture.name} with pipeline_parallel_size {parallel.pp})")
+        raise _refuse(
+            f"{architecture.pp_error} ({architecture.name} with pipeline_parallel_size {parallel.pp})"
+        )
     if parallel.dcp > 1 and not architecture.use_mla and kv_heads:
         _check_decode_context(heads, kv_heads, parallel, release)
     try:

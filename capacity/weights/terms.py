@@ -81,7 +81,9 @@ def _load_peak(weights: RankWeights) -> int:
     return max(built + dropped, max(built, stays) + transient) - stays
 
 
-def allocated_bytes(weights: RankWeights, *, workspace: int = 0, max_split: int | None = LOAD_MAX_SPLIT) -> int:
+def allocated_bytes(
+    weights: RankWeights, *, workspace: int = 0, max_split: int | None = LOAD_MAX_SPLIT
+) -> int:
     """What `torch.cuda.memory_allocated` grows by over model loading, `workspace` included.
 
     `max_split` is max_split_size_mb in bytes while loading, None without.

@@ -179,7 +179,11 @@ def kv_layers(ctx: RankContext) -> Counter[tuple[Any, ...]]:
                 if mixer.indexer is not None:
                     size = mixer.indexer.head_size
                     found["latent", size + size // 128 * 4] += count
-            elif isinstance(mixer, Attention) and not mixer.shares_kv and mixer.kind is not AttentionKind.ENCODER_ONLY:
+            elif (
+                isinstance(mixer, Attention)
+                and not mixer.shares_kv
+                and mixer.kind is not AttentionKind.ENCODER_ONLY
+            ):
                 heads = max(1, mixer.num_kv_heads // tp)
                 found[
                     "heads",

@@ -59,7 +59,9 @@ def weights_bytes(model: str, **flags: Any) -> int:
 # -- 1. stored totals and loaded weights ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "tiiuae/falcon-7b", "tiiuae/falcon-40b"])
+@pytest.mark.parametrize(
+    "model", ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "tiiuae/falcon-7b", "tiiuae/falcon-40b"]
+)
 def test_a_tied_head_that_is_stored_twice_is_loaded_once(model: str) -> None:
     architecture = build(model)
     assert architecture.tie_word_embeddings
@@ -71,7 +73,9 @@ def test_an_untied_config_has_a_head_even_where_the_checkpoint_has_none() -> Non
     # Qwen3-Embedding-8B: tie_word_embeddings false, no lm_head among the tensors; vLLM builds one
     architecture = build("Qwen/Qwen3-Embedding-8B")
     assert not architecture.tie_word_embeddings
-    assert parameter_total(architecture) - load("Qwen/Qwen3-Embedding-8B").facts["parameters"] == 151665 * 4096
+    assert (
+        parameter_total(architecture) - load("Qwen/Qwen3-Embedding-8B").facts["parameters"] == 151665 * 4096
+    )
 
 
 def test_an_index_may_count_tied_heads_in_parameters_but_not_in_bytes() -> None:
@@ -89,7 +93,13 @@ PREDICTION_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_use
 
 @pytest.mark.parametrize(
     "model",
-    ["zai-org/GLM-4.5", "zai-org/GLM-4.6", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3.5-9B"],
+    [
+        "zai-org/GLM-4.5",
+        "zai-org/GLM-4.6",
+        "deepseek-ai/DeepSeek-V3",
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        "Qwen/Qwen3.5-9B",
+    ],
 )
 def test_prediction_layers_are_not_built_whatever_their_key_is_called(model: str) -> None:
     config = load(model)
@@ -230,10 +240,15 @@ def test_deepseek_v4_layers_differ_by_their_compression() -> None:
 
 
 def test_nemotron_3_super_and_ultra_experts_work_on_a_latent() -> None:
-    for model in ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16"):
+    for model in (
+        "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8",
+        "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
+    ):
         config, architecture = load(model), build(model)
         widths = {
-            g.feed_forward.hidden_size for g in architecture.layers if isinstance(g.feed_forward, MixtureOfExperts)
+            g.feed_forward.hidden_size
+            for g in architecture.layers
+            if isinstance(g.feed_forward, MixtureOfExperts)
         }
         assert widths == {config.size("moe_latent_size")}
         assert config.size("moe_latent_size") < architecture.hidden_size
@@ -292,7 +307,9 @@ def test_command_r_is_as_long_as_model_max_length_says() -> None:
 
 
 def test_infinity_in_a_config_is_read() -> None:
-    assert parse_json('{"time_step_limit": [0.0, Infinity]}', "config.json")["time_step_limit"][1] == float("inf")
+    assert parse_json('{"time_step_limit": [0.0, Infinity]}', "config.json")["time_step_limit"][1] == float(
+        "inf"
+    )
     assert made("mistralai/Mamba-Codestral-7B-v0.1").parameters > 7e9
 
 
@@ -326,4 +343,6 @@ def test_keys_of_a_training_run_change_nothing() -> None:
 )  # fmt: skip
 def test_the_catalogue_says_which_fields_are_not_verified(model: str) -> None:
     note = str(load(model).facts.get("note", "")).lower()
-    assert any(word in note for word in ("not verified", "unverified", "assumed", "suspect", "not read from")), note
+    assert any(
+        word in note for word in ("not verified", "unverified", "assumed", "suspect", "not read from")
+    ), note

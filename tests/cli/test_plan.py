@@ -44,16 +44,28 @@ def schema() -> Any:
         (plan("--model", LLAMA, "--gpu", "H101"), ["H101", "H100"]),
         (plan("--model", LLAMA, "--gpu", "H100", "--gpu-memory", "80GiB"), ["--gpu-memory"]),
         (plan("--model", LLAMA, "--gpu-memory", "80GiB"), ["--compute-capability"]),
-        (plan("--model", LLAMA, "--gpu-memory", "eighty", "--compute-capability", "9.0"), ["--gpu-memory", "24GiB"]),
-        (plan("--model", LLAMA, "--gpu-memory", "80GiB", "--compute-capability", "nine"), ["--compute-capability"]),
+        (
+            plan("--model", LLAMA, "--gpu-memory", "eighty", "--compute-capability", "9.0"),
+            ["--gpu-memory", "24GiB"],
+        ),
+        (
+            plan("--model", LLAMA, "--gpu-memory", "80GiB", "--compute-capability", "nine"),
+            ["--compute-capability"],
+        ),
         (plan("--model", LLAMA, "--gpu", "H100-80GB", "--used-memory", "500GiB"), ["--used-memory"]),
-        (plan("--model", LLAMA, "--gpu", "H100-80GB", "--free-memory", "1GiB", "--used-memory", "1GiB"), ["exclude"]),
+        (
+            plan("--model", LLAMA, "--gpu", "H100-80GB", "--free-memory", "1GiB", "--used-memory", "1GiB"),
+            ["exclude"],
+        ),
         (plan("--model", LLAMA, "--tp", "0"), ["tensor-parallel-size"]),
         (plan("--model", LLAMA, "--tp", "two"), ["tensor-parallel-size"]),
         (plan("--model", LLAMA, "--max-model-len", "32x"), ["max-model-len", "32k"]),
         (plan("--model", LLAMA, "--gpu-memory-utilization", "1.5"), ["gpu"]),
         (plan("--model", LLAMA, "--max-modle-len", "32k"), ["--max-modle-len", "--max-model-len"]),
-        (plan("--model", LLAMA, "--env", "VLLM_MAX_MODEL_LEN=4096"), ["VLLM_MAX_MODEL_LEN", "--max-model-len"]),
+        (
+            plan("--model", LLAMA, "--env", "VLLM_MAX_MODEL_LEN=4096"),
+            ["VLLM_MAX_MODEL_LEN", "--max-model-len"],
+        ),
         (plan("--model", LLAMA, "--env", "nonsense"), ["NAME=VALUE"]),
         (plan("--model", LLAMA, "--hf-overrides", "{"), ["hf-overrides"]),
         (plan("--model", LLAMA, "--usage", "somewhere"), ["--usage"]),
@@ -76,7 +88,10 @@ def test_bad_input_is_one_line_and_exit_code_2(
         assert word in err
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '"text"', '{"model_type": "no_such_type"}', '{"architectures": ["Nothing"]}', "\x00\xff"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '"text"', '{"model_type": "no_such_type"}', '{"architectures": ["Nothing"]}', "\x00\xff"],
+)
 def test_a_malformed_config_is_one_line(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "config.json"
     path.write_text(content, encoding="latin-1")
@@ -96,8 +111,12 @@ def test_offline_never_asks_the_hub(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_an_unknown_architecture_names_itself_and_a_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLN"], "model_type": "llama"}))
+def test_an_unknown_architecture_names_itself_and_a_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLN"], "model_type": "llama"})
+    )
     assert run(plan("--model", str(tmp_path))) == 2
     err = capsys.readouterr().err
     assert "LlamaForCausalLN" in err
@@ -183,7 +202,9 @@ VARIETY = (
 
 @pytest.mark.parametrize("arguments", VARIETY)
 @pytest.mark.parametrize("release", ["0.26.0", "0.33.0"])
-def test_json_keeps_its_schema_and_its_sums(arguments: tuple[str, ...], release: str, capsys: pytest.CaptureFixture[str]):
+def test_json_keeps_its_schema_and_its_sums(
+    arguments: tuple[str, ...], release: str, capsys: pytest.CaptureFixture[str]
+):
     run(["plan", "--vllm-version", release, *arguments, "--json"])
     report = json.loads(capsys.readouterr().out)
     jsonschema.validate(report, schema())
@@ -204,7 +225,9 @@ def test_json_keeps_its_schema_and_its_sums(arguments: tuple[str, ...], release:
         assert accounts["non_torch"] == rank["non_torch_bytes"]
         assert accounts.get("cuda_graphs", 0) == rank["cuda_graph_actual_bytes"]
         inside = sum(accounts.get(a, 0) for a in ("weights", "activation", "non_torch", "runner_buffers"))
-        assert rank["available_kv_bytes"] == rank["requested_bytes"] - inside - rank["cuda_graph_applied_bytes"]
+        assert (
+            rank["available_kv_bytes"] == rank["requested_bytes"] - inside - rank["cuda_graph_applied_bytes"]
+        )
 
 
 @pytest.mark.parametrize("arguments", VARIETY)
@@ -221,11 +244,15 @@ def test_every_formula_evaluates_to_its_bytes(
 def test_explain_prints_an_expression_that_evaluates_to_the_bytes(capsys: pytest.CaptureFixture[str]):
     run(plan("--model", LLAMA, "--gpu", "H200", "--explain", "penalty_counts"))
     out = capsys.readouterr().out
-    expression, _, n_bytes = next(line for line in out.splitlines() if "numbers" in line).partition("numbers")[2].rpartition("=")
+    expression, _, n_bytes = (
+        next(line for line in out.splitlines() if "numbers" in line).partition("numbers")[2].rpartition("=")
+    )
     assert evaluate(expression.strip(), {}) == int(n_bytes) == 1024 * 128256 * 4
 
 
-def test_every_component_is_listed_with_a_reason_where_it_is_zero(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_every_component_is_listed_with_a_reason_where_it_is_zero(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("COLUMNS", "160")
     run(plan("--model", LLAMA, "--gpu", "H200"))
     out = capsys.readouterr().out
@@ -236,7 +263,9 @@ def test_every_component_is_listed_with_a_reason_where_it_is_zero(capsys: pytest
     assert "FLASH_ATTN" in next(line for line in out.splitlines() if line.startswith("flashinfer"))
 
 
-def test_the_headline_is_what_vllm_will_print(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_the_headline_is_what_vllm_will_print(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("COLUMNS", "160")
     kv = json_of(capsys, "--model", LLAMA, "--gpu", "H200")["kv_cache"]
     run(plan("--model", LLAMA, "--gpu", "H200"))
@@ -263,7 +292,9 @@ def test_the_least_utilisation_is_the_least(capsys: pytest.CaptureFixture[str]):
     answer = json_of(capsys, *arguments)["verdict"]["concurrency"]
     assert answer["fits"]
     at = json_of(capsys, *arguments, "--gpu-memory-utilization", str(answer["min_utilization"]))
-    below = json_of(capsys, *arguments, "--gpu-memory-utilization", str(round(answer["min_utilization"] - 0.0001, 4)))
+    below = json_of(
+        capsys, *arguments, "--gpu-memory-utilization", str(round(answer["min_utilization"] - 0.0001, 4))
+    )
     assert at["verdict"]["concurrency"]["fits"]
     assert not below["verdict"]["concurrency"]["fits"]
 
@@ -271,7 +302,10 @@ def test_the_least_utilisation_is_the_least(capsys: pytest.CaptureFixture[str]):
 def test_the_largest_length_fits_and_the_next_does_not(capsys: pytest.CaptureFixture[str]):
     arguments = ("--model", LLAMA, "--gpu", "L4")
     fits = json_of(capsys, *arguments)["verdict"]["max_model_len_that_fits"]
-    assert json_of(capsys, *arguments, "--max-model-len", str(fits))["verdict"]["status"] in ("starts", "too_close")
+    assert json_of(capsys, *arguments, "--max-model-len", str(fits))["verdict"]["status"] in (
+        "starts",
+        "too_close",
+    )
     beyond = json_of(capsys, *arguments, "--max-model-len", str(fits + 16))
     assert beyond["verdict"]["reason"] == "one_request_does_not_fit"
 
@@ -320,9 +354,19 @@ def test_a_local_plan_imports_nothing_heavy(tmp_path: Path):
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
 def test_no_width_breaks_the_report(columns: str):
-    environment = {"COLUMNS": columns, "NO_COLOR": "1", "LC_ALL": "C", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    environment = {
+        "COLUMNS": columns,
+        "NO_COLOR": "1",
+        "LC_ALL": "C",
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/nonexistent",
+    }
     result = subprocess.run(
-        [PROGRAM, *plan("--model", LLAMA, "--gpu", "H200")], capture_output=True, text=True, env=environment, check=False
+        [PROGRAM, *plan("--model", LLAMA, "--gpu", "H200")],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""

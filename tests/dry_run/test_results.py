@@ -106,7 +106,9 @@ def test_formulas_give_their_bytes(dry_run):
 def test_the_peak_lists_tensors_with_vllms_lines(dry_run):
     [detail] = dry_run("--top", "3")["dry_run"]["ranks"]
     largest = detail["profile"]["tensors"][0]
-    assert largest["bytes"] == 16384 * 24576 * 2  # gate_up_proj's output: tokens x 2 x intermediate_size, bfloat16
+    assert (
+        largest["bytes"] == 16384 * 24576 * 2
+    )  # gate_up_proj's output: tokens x 2 x intermediate_size, bfloat16
     assert largest["lines"][0].startswith("vllm/model_executor/layers/")
 
 
@@ -128,7 +130,11 @@ def test_what_was_not_followed_makes_its_term_not_exact(dry_run, phase, kind, te
 
 
 def test_vllms_refusal_is_the_verdict(dry_run):
-    error = {"type": "ValueError", "message": "No available memory for the cache blocks. Try increasing it.", "where": []}
+    error = {
+        "type": "ValueError",
+        "message": "No available memory for the cache blocks. Try increasing it.",
+        "where": [],
+    }
     result = dry_run(kv={"ok": False, "error": error})
     assert result["verdict"]["status"] == "does_not_start"
     assert result["verdict"]["reason"] == "no_kv_memory"
@@ -154,7 +160,9 @@ def test_a_broken_plan_formula_does_not_touch_the_dry_run(dry_run, monkeypatch):
     assert broken["kv_cache"] == right["kv_cache"]
 
 
-def test_check_finds_nothing_where_the_plan_is_right_and_the_term_where_it_is_wrong(stand_in, capsys, monkeypatch):
+def test_check_finds_nothing_where_the_plan_is_right_and_the_term_where_it_is_wrong(
+    stand_in, capsys, monkeypatch
+):
     def check() -> dict[str, dict]:
         python = stand_in([HELLO, answer(SELF_TEST), answer(QWEN), answer(KV)])
         run(["plan", *FLAGS, "--check", "dry-run", "--python", str(python), "--json"])

@@ -42,7 +42,10 @@ def test_a_python_that_is_not_there_is_named():
 
 @pytest.mark.parametrize("steps", [["die"], [HELLO, "die"]], ids=["at start", "in a rank"])
 def test_a_death_shows_exit_code_and_log(start, steps):
-    with pytest.raises(EngineSideError, match=r"exit code 3 \| Traceback: the machine is on fire"), start(steps) as session:
+    with (
+        pytest.raises(EngineSideError, match=r"exit code 3 \| Traceback: the machine is on fire"),
+        start(steps) as session,
+    ):
         session.rank({"op": "rank"})
 
 
@@ -65,7 +68,10 @@ def test_garbage_is_refused(start):
 
 
 def test_an_answer_to_another_request_is_refused(start):
-    with pytest.raises(EngineSideError, match="answered request 99"), start([HELLO, {**QWEN, "id": 99}]) as session:
+    with (
+        pytest.raises(EngineSideError, match="answered request 99"),
+        start([HELLO, {**QWEN, "id": 99}]) as session,
+    ):
         session.rank({"op": "rank"})
 
 
@@ -75,7 +81,11 @@ def test_another_protocol_is_refused(start):
 
 
 def test_vllms_own_sentence_is_kept(start):
-    error = {"type": "ValueError", "message": "No available memory", "where": ["vllm/a.py:1 f", "vllm/b.py:2 g"]}
+    error = {
+        "type": "ValueError",
+        "message": "No available memory",
+        "where": ["vllm/a.py:1 f", "vllm/b.py:2 g"],
+    }
     with start([HELLO, {"ok": False, "error": error}]) as session, pytest.raises(RankFailedError) as caught:
         session.rank({"op": "rank"})
     assert str(caught.value).startswith("ValueError: No available memory")

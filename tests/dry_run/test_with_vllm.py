@@ -17,12 +17,17 @@ from vllm_capacity.validate.dry_run.stub import build_stub
 
 PYTHON = os.environ.get("DRY_RUN_PYTHON", "")
 GOLDEN = Path(__file__).parents[1] / "data" / "vllm_exact"
-pytestmark = [pytest.mark.vllm, pytest.mark.skipif(not PYTHON, reason="DRY_RUN_PYTHON names no Python with vLLM")]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(not PYTHON, reason="DRY_RUN_PYTHON names no Python with vLLM"),
+]
 
 
 @pytest.fixture(scope="module")
 def session():
-    with Session(PYTHON, describe_gpu(find_device("H200")), stub=build_stub(), warm_up=selftest.MODEL) as started:
+    with Session(
+        PYTHON, describe_gpu(find_device("H200")), stub=build_stub(), warm_up=selftest.MODEL
+    ) as started:
         yield started
 
 
@@ -48,7 +53,15 @@ def test_eager_peak_of_a_recorded_h200_run(capsys):
     """tests/data/runs/h200_vllm_0.26.0.jsonl, qwen3-8b-eager: 1,778,401,792 bytes, 50,730 blocks."""
     if installed_release(PYTHON) != "0.26.0":
         pytest.skip("recorded on vLLM 0.26.0")
-    flags = ["--enforce-eager", "--usage", "offline", "--max-model-len", "32768", "--max-num-batched-tokens", "16384"]
+    flags = [
+        "--enforce-eager",
+        "--usage",
+        "offline",
+        "--max-model-len",
+        "32768",
+        "--max-num-batched-tokens",
+        "16384",
+    ]
     code = run(["dry-run", "--model", "Qwen/Qwen3-8B", "--gpu", "H200", *flags, "--max-num-seqs", "1024",
                 "--python", PYTHON, "--json"])  # fmt: skip
     answer = json.loads(capsys.readouterr().out)
@@ -59,7 +72,9 @@ def test_eager_peak_of_a_recorded_h200_run(capsys):
 
 
 def test_a_layout_that_vllm_refuses(capsys):
-    code = run(["dry-run", "--model", "Qwen/Qwen3-8B", "--gpu", "H200", "--tp", "3", "--python", PYTHON, "--json"])
+    code = run(
+        ["dry-run", "--model", "Qwen/Qwen3-8B", "--gpu", "H200", "--tp", "3", "--python", PYTHON, "--json"]
+    )
     answer = json.loads(capsys.readouterr().out)
     assert code == 1
     assert answer["verdict"]["reason"] == "invalid_layout"

@@ -60,7 +60,9 @@ def test_all_reduce_buffers_follow_vllms_tables(
 ) -> None:
     """CUSTOM_ALL_REDUCE_MAX_SIZES and SYMM_MEM_ALL_REDUCE_MAX_SIZES of all_reduce_utils.py, 0.26.0."""
     ctx = context(device=device, tp=tp)
-    assert named(ctx, "symmetric_memory").n_bytes == (symmetric + 2 * bool(symmetric)) * MIB  # with signal pads
+    assert (
+        named(ctx, "symmetric_memory").n_bytes == (symmetric + 2 * bool(symmetric)) * MIB
+    )  # with signal pads
     custom = named(ctx, "custom_all_reduce")
     assert custom.values["buffer"] == buffer * MIB
     assert custom.lifetime is Lifetime.BEFORE_SNAPSHOT

@@ -38,9 +38,7 @@ def test_high_throughput_buffers_are_those_of_the_variable():
     """DeepEPHTAll2AllManager._make_all2all_kwargs: NVLink bytes, and as many for RDMA between nodes; DeepEP's workspace."""
     one = planned(data_parallel_size=8, all2all_backend="deepep_high_throughput")
     assert named(one, "all2all_buffers").n_bytes == (1024 + 32) * MIB
-    two = planned(
-        all2all_backend="deepep_high_throughput", environment={"VLLM_DEEPEP_BUFFER_SIZE_MB": "512"}
-    )
+    two = planned(all2all_backend="deepep_high_throughput", environment={"VLLM_DEEPEP_BUFFER_SIZE_MB": "512"})
     assert named(two, "all2all_buffers").n_bytes == (2 * 512 + 32) * MIB
 
 

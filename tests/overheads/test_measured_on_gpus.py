@@ -17,7 +17,9 @@ from vllm_capacity.units import MIB, block
 
 def planned(model: str, rank: int = 0, **flags: Any) -> dict[str, MemoryTerm]:
     """Terms of one rank of a plan on H200, vLLM 0.26.0, by name."""
-    found = plan(model, gpu="H200", vllm_version="0.26.0", suggestions=False, **{"max_model_len": 32768, **flags})
+    found = plan(
+        model, gpu="H200", vllm_version="0.26.0", suggestions=False, **{"max_model_len": 32768, **flags}
+    )
     assert isinstance(found, Plan)
     terms = next(r.terms for r in found.ranks if any(sum(place) == rank for place in r.ranks))
     return {t.name: t for t in terms}
@@ -41,7 +43,10 @@ def test_a_tensor_is_counted_with_the_rest_of_its_segment_up_to_one_mib(tensor: 
 
 def test_pytorchs_kernels_lie_before_the_snapshot_where_collectives_launch_them_first() -> None:
     """Runs llama-3.1-8b-cold and llama-3.1-8b-tp2: 169,869,312 bytes at the runner's start, or none."""
-    alone, two = planned("meta-llama/Llama-3.1-8B"), planned("meta-llama/Llama-3.1-8B", tensor_parallel_size=2)
+    alone, two = (
+        planned("meta-llama/Llama-3.1-8B"),
+        planned("meta-llama/Llama-3.1-8B", tensor_parallel_size=2),
+    )
     assert alone["first_kernels"].lifetime is Lifetime.RUNNER_INIT
     assert two["first_kernels"].lifetime is Lifetime.BEFORE_SNAPSHOT
     assert alone["first_kernels"].n_bytes == two["first_kernels"].n_bytes == 169_869_312
@@ -54,7 +59,9 @@ def test_pytorchs_kernels_lie_before_the_snapshot_where_collectives_launch_them_
         ({"NCCL_NVLS_ENABLE": "0"}, None, 872 * MIB),  # h200/llama31-70b-tp2: fused by default
     ],
 )
-def test_collectives_take_what_their_causes_bring(environment: dict[str, str], fused: bool | None, n_bytes: int) -> None:
+def test_collectives_take_what_their_causes_bring(
+    environment: dict[str, str], fused: bool | None, n_bytes: int
+) -> None:
     passes = {} if fused is None else {"compilation_config": {"pass_config": {"fuse_allreduce_rms": fused}}}
     terms = planned("meta-llama/Llama-3.1-8B", tensor_parallel_size=2, environment=environment, **passes)
     assert terms["collective_buffers"].n_bytes == n_bytes
@@ -101,7 +108,9 @@ def test_default_graphs_of_llama_take_a_gib() -> None:
     """Run llama-3.1-8b-cold: 1,050,673,152 bytes at 51 sizes; llama-3.1-8b-no-combo: 102,760,448 at two."""
     many = planned("meta-llama/Llama-3.1-8B", max_num_seqs=1024)["cuda_graphs"]
     assert many.n_bytes == pytest.approx(1_050_673_152, rel=0.03)
-    two = planned("meta-llama/Llama-3.1-8B", compilation_config={"cudagraph_capture_sizes": [1, 8]})["cuda_graphs"]
+    two = planned("meta-llama/Llama-3.1-8B", compilation_config={"cudagraph_capture_sizes": [1, 8]})[
+        "cuda_graphs"
+    ]
     assert two.n_bytes == pytest.approx(102_760_448, rel=0.03)
 
 
@@ -109,7 +118,9 @@ def test_default_graphs_of_llama_take_a_gib() -> None:
     ("release", "high"),
     [("0.29.0", 1_450_000_000), ("0.31.0", 64 * MIB)],
 )
-def test_segments_that_stay_pinned_are_in_the_interval_until_blocks_are_no_longer_split(release: str, high: int) -> None:
+def test_segments_that_stay_pinned_are_in_the_interval_until_blocks_are_no_longer_split(
+    release: str, high: int
+) -> None:
     """1,298,000,000 bytes in the record of gpt-oss-20b; gpu_worker.py: _scoped_allocator_max_split since 0.31.0."""
     found = plan("Qwen/Qwen3-8B", gpu="H200", vllm_version=release, suggestions=False)
     assert isinstance(found, Plan)

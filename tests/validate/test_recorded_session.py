@@ -19,7 +19,9 @@ from vllm_capacity.validate.record import RankRecord, RunRecord, RunStatus, read
 RECORDS = Path(__file__).parent.parent / "data" / "records" / "h200_vllm_0.26.0.jsonl"
 RUNS = read_records(RECORDS, tolerate_tail=False)
 RANKS = [
-    pytest.param(rank, id=f"{i}-{run.name}-rank{rank.rank}") for i, run in enumerate(RUNS) for rank in run.ranks
+    pytest.param(rank, id=f"{i}-{run.name}-rank{rank.rank}")
+    for i, run in enumerate(RUNS)
+    for rank in run.ranks
 ]
 
 
@@ -39,7 +41,9 @@ def test_requested_less_subtracted_is_available_kv_to_the_byte(rank: RankRecord)
 
 
 def test_only_one_run_died_before_its_accounting() -> None:
-    assert [run.name for run in RUNS if any(rank.profiling is None for rank in run.ranks)] == ["qwen3-30b-a3b-fp8"]
+    assert [run.name for run in RUNS if any(rank.profiling is None for rank in run.ranks)] == [
+        "qwen3-30b-a3b-fp8"
+    ]
 
 
 def test_no_record_names_the_machine() -> None:
@@ -111,7 +115,9 @@ def test_refine_of_the_fitting_half_predicts_the_other_half() -> None:
     )  # fmt: skip
     finished = [run for run in RUNS if run.status is RunStatus.OK]
     found = refine.refine(
-        [run for run in finished if run.request.model not in unseen], refine.predict_again, load_calibration("none")
+        [run for run in finished if run.request.model not in unseen],
+        refine.predict_again,
+        load_calibration("none"),
     )
     from vllm_capacity.calibration import Calibration
 

@@ -79,7 +79,9 @@ def predict(record: RunRecord, known: Calibration) -> dict[str, Any]:
     """A plan that is linear in the calibration, as the real one is."""
     tp = record.request.flags["tensor_parallel_size"]
     found = {
-        m: known.get(m, sm=90, tp=tp, world=tp, torch="2.11.0", device="H200").n_bytes for m in BASE if m != "l2_cache"
+        m: known.get(m, sm=90, tp=tp, world=tp, torch="2.11.0", device="H200").n_bytes
+        for m in BASE
+        if m != "l2_cache"
     }
     sampler = 0 if record.request.note == "first" else found["sampler_modules"]
     terms = [

@@ -90,7 +90,9 @@ def check(
         used_by_others_bytes=inputs.used_by_others_bytes, suggestions=False, calibration=inputs.calibration,
     )  # fmt: skip
     plan = plan_to_dict(answer)
-    run = run_inputs(inputs, inputs.degrees[0], {"python": python, "as_json": options.get("as_json", False), "top": 0})
+    run = run_inputs(
+        inputs, inputs.degrees[0], {"python": python, "as_json": options.get("as_json", False), "top": 0}
+    )
     return plan, differences(plan, run)
 
 

@@ -187,7 +187,9 @@ UNMODELLED: Final[dict[str, str]] = {
     "code from elsewhere": "VLLM_PLUGINS",
 }
 
-PARTLY_MODELLED: Final = frozenset({"VLLM_BATCH_INVARIANT", "VLLM_DISABLED_KERNELS", "VLLM_TEST_FORCE_FP8_MARLIN"})
+PARTLY_MODELLED: Final = frozenset(
+    {"VLLM_BATCH_INVARIANT", "VLLM_DISABLED_KERNELS", "VLLM_TEST_FORCE_FP8_MARLIN"}
+)
 """Unmodelled variables that a term reads all the same."""
 
 

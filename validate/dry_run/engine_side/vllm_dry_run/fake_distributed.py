@@ -99,11 +99,15 @@ class Communicator:
 
         return torch.empty(size, dtype=dtype, device="cuda")
 
-    def dispatch_router_logits(self, hidden: Any, logits: Any, sequence_parallel: bool = False, extra: Any = None) -> Any:
+    def dispatch_router_logits(
+        self, hidden: Any, logits: Any, sequence_parallel: bool = False, extra: Any = None
+    ) -> Any:
         found = self._gathered([hidden, logits, *(extra or [])], sequence_parallel)
         return (found[0], found[1], found[2:]) if extra is not None else (found[0], found[1])
 
-    def dispatch(self, hidden: Any, weights: Any, ids: Any, sequence_parallel: bool = False, extra: Any = None) -> Any:
+    def dispatch(
+        self, hidden: Any, weights: Any, ids: Any, sequence_parallel: bool = False, extra: Any = None
+    ) -> Any:
         found = self._gathered([hidden, weights, ids, *(extra or [])], sequence_parallel)
         return (*found[:3], found[3:]) if extra is not None else tuple(found)
 
@@ -173,8 +177,8 @@ def install(world_size: int, rank: int, data_parallel_size: int, data_parallel_r
 
     coordinator.__init__ = init
     coordinator.destroy = lambda self: None
-    parallel_state.in_the_same_node_as = lambda group, source_rank=0: [True] * (
-        group.world_size if hasattr(group, "world_size") else dist.get_world_size(group)
+    parallel_state.in_the_same_node_as = lambda group, source_rank=0: (
+        [True] * (group.world_size if hasattr(group, "world_size") else dist.get_world_size(group))
     )
     if data_parallel_size > 1:
         _synchronise_engines(data_parallel_size, data_parallel_rank)

@@ -72,7 +72,9 @@ def _deep_gemm(ledger: TensorLedger) -> None:
     import vllm.utils.deep_gemm as deep_gemm
 
     deep_gemm._lazy_init()
-    kernels = [name for name in dir(deep_gemm) if name.endswith("_impl") and getattr(deep_gemm, name) is not None]
+    kernels = [
+        name for name in dir(deep_gemm) if name.endswith("_impl") and getattr(deep_gemm, name) is not None
+    ]
 
     def left_out(name: str) -> Any:
         def call(*_args: Any, **_kwargs: Any) -> None:
@@ -81,7 +83,13 @@ def _deep_gemm(ledger: TensorLedger) -> None:
         return call
 
     def scale_layout(
-        sf: Any, mn: Any = None, k: Any = None, recipe: Any = None, num_groups: Any = None, *_a: Any, **_k: Any
+        sf: Any,
+        mn: Any = None,
+        k: Any = None,
+        recipe: Any = None,
+        num_groups: Any = None,
+        *_a: Any,
+        **_k: Any,
     ) -> Any:
         # DeepGEMM, csrc/utils/layout.hpp: unchanged on Hopper, packed to int32 (four scales each) from Blackwell on
         if torch.cuda.get_device_capability()[0] < 10:

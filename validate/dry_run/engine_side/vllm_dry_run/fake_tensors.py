@@ -75,7 +75,9 @@ class DeviceWithoutStorage(TorchDispatchMode):  # type: ignore[misc]
         if "cuda_view_from_cpu_tensor" in str(func):
             # the device's view of host memory takes nothing on the device
             with self.fakes:
-                return torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device="cuda:0")
+                return torch.empty_strided(
+                    args[0].shape, args[0].stride(), dtype=args[0].dtype, device="cuda:0"
+                )
         if func in PINNING:
             return True if func is aten.is_pinned.default else args[0]
         if not fake and not to_device:
@@ -107,7 +109,10 @@ class DeviceWithoutStorage(TorchDispatchMode):  # type: ignore[misc]
         if converts and not fake:
             with self.fakes:
                 moved = torch.empty_strided(
-                    args[0].shape, args[0].stride(), dtype=_dtype(kwargs, leaves) or args[0].dtype, device="cuda:0"
+                    args[0].shape,
+                    args[0].stride(),
+                    dtype=_dtype(kwargs, leaves) or args[0].dtype,
+                    device="cuda:0",
                 )
             return self._count(moved, func)
         try:
@@ -131,7 +136,9 @@ class DeviceWithoutStorage(TorchDispatchMode):  # type: ignore[misc]
         if kind == source.fake_device.type:
             return source if dtype in (None, source.dtype) else source.to(dtype)
         if kind == "meta":
-            return torch.empty_strided(source.shape, source.stride(), dtype=dtype or source.dtype, device="meta")
+            return torch.empty_strided(
+                source.shape, source.stride(), dtype=dtype or source.dtype, device="meta"
+            )
         self.ledger.copies[source_line()] += 1
         return torch.zeros(source.shape, dtype=dtype or source.dtype)
 

@@ -38,7 +38,9 @@ def describe_layers(specs: dict[str, Any]) -> list[dict[str, Any]]:
     kinds: list[dict[str, Any]] = []
     for spec in specs.values():
         row = describe(spec)
-        known = next((kind for kind in kinds if {k: v for k, v in kind.items() if k != "layers"} == row), None)
+        known = next(
+            (kind for kind in kinds if {k: v for k, v in kind.items() if k != "layers"} == row), None
+        )
         if known is None:
             kinds.append({**row, "layers": 1})
         else:

@@ -123,7 +123,10 @@ def _answer(request: dict[str, Any], ledger: Any, states: dict[int, Any]) -> dic
     if request["op"] == "kv":
         wanted = [states[rank] for rank in request["ranks"]]
         return _in_fork(lambda: _plan_kv(wanted, request["available"]))
-    return {"ok": False, "error": {"type": "ProtocolError", "message": f"unknown op {request['op']!r}", "where": []}}
+    return {
+        "ok": False,
+        "error": {"type": "ProtocolError", "message": f"unknown op {request['op']!r}", "where": []},
+    }
 
 
 def _rank(job: dict[str, Any], ledger: Any) -> dict[str, Any]:
@@ -166,8 +169,15 @@ def _in_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         data = pipe.read()
     _pid, status = os.waitpid(pid, 0)
     if not data:
-        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
-        return {"ok": False, "error": {"type": "ChildDied", "message": f"the rank's process ended with {how}", "where": []}}
+        how = (
+            f"signal {os.WTERMSIG(status)}"
+            if os.WIFSIGNALED(status)
+            else f"exit code {os.WEXITSTATUS(status)}"
+        )
+        return {
+            "ok": False,
+            "error": {"type": "ChildDied", "message": f"the rank's process ended with {how}", "where": []},
+        }
     answer: dict[str, Any] = pickle.loads(data)
     return answer
 

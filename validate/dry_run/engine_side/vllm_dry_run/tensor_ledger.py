@@ -88,7 +88,7 @@ def source_frames() -> tuple[str, ...]:
         path = frame.f_code.co_filename
         marker = path.rfind("/site-packages/vllm/")
         if marker >= 0 and frame.f_code.co_name not in PASSING:
-            found.append(f"{path[marker + len('/site-packages/'):]}:{frame.f_lineno} {frame.f_code.co_name}")
+            found.append(f"{path[marker + len('/site-packages/') :]}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
     return tuple(found)
 

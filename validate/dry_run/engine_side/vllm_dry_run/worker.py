@@ -25,7 +25,9 @@ def run(job: dict[str, Any], ledger: TensorLedger) -> tuple[dict[str, Any], dict
     from .fake_tensors import DeviceWithoutStorage
 
     begin = time.monotonic()
-    registry._run_in_subprocess = lambda function: function()  # a process of its own would see the real machine
+    registry._run_in_subprocess = lambda function: (
+        function()
+    )  # a process of its own would see the real machine
     config = engine.vllm_config(job, force_eager=job["force_eager"])
     parallel = config.parallel_config
     per_engine = parallel.world_size
@@ -46,7 +48,11 @@ def run(job: dict[str, Any], ledger: TensorLedger) -> tuple[dict[str, Any], dict
     seconds = result["seconds"] = {"config": time.monotonic() - begin}
     with torch.no_grad(), set_current_vllm_config(config), DeviceWithoutStorage(ledger):
         worker = Worker(
-            config, local_rank=0, rank=local, distributed_init_method="tcp://127.0.0.1:1", is_driver_worker=local == 0
+            config,
+            local_rank=0,
+            rank=local,
+            distributed_init_method="tcp://127.0.0.1:1",
+            is_driver_worker=local == 0,
         )
         worker.init_device()
         before_load = ledger.current
@@ -129,7 +135,9 @@ def _profile(worker: Any, ledger: TensorLedger, top: int) -> dict[str, Any]:
         "kept_bytes": ledger.current - start,
         "operations": ledger.operations,
         "alive_at_peak": len(made),
-        "tensors": [{"bytes": a.n_bytes, "operator": a.operator, "lines": list(a.frames)} for a in made[:top]],
+        "tensors": [
+            {"bytes": a.n_bytes, "operator": a.operator, "lines": list(a.frames)} for a in made[:top]
+        ],
     }
 
 
@@ -178,7 +186,14 @@ def describe_model(model: Any, weights: int) -> dict[str, Any]:
         "rounding_bytes": rounded - totals["parameter"] - totals["buffer"],
         "other_bytes": weights - rounded,
         "groups": [
-            {"name": name, "kind": kind, "shape": list(shape), "dtype": dtype, "count": count, "bytes": n_bytes * count}
+            {
+                "name": name,
+                "kind": kind,
+                "shape": list(shape),
+                "dtype": dtype,
+                "count": count,
+                "bytes": n_bytes * count,
+            }
             for (kind, name, shape, dtype, n_bytes), count in counts.items()
         ],
     }
