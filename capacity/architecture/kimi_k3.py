@@ -101,7 +101,7 @@ def _delta(hidden: int, mixer: StateSpace) -> tuple[Module, ...]:
         # the decay's low-rank half is whole on every rank
         Linear(
             name=f"{prefix}.in_proj_qkvgfab", inputs=hidden, outputs=(width, width, width, width, head, heads),
-            shard=Shard.COLUMN, num_groups=1, grouped=(4,),
+            shard=Shard.COLUMN, num_groups=1, grouped=(4,), pad_rows_to=16,
         ),
         Linear(name=f"{prefix}.f_b_proj", inputs=head, outputs=(width,), shard=Shard.COLUMN),
         Linear(

@@ -46,6 +46,8 @@ class Linear:
     """Positions in `outputs` of slices made of `num_groups` groups (Mamba2's B and C): a rank holds at
     least one group.
     """
+    pad_rows_to: int = 1
+    """A rank's rows are rounded up to a multiple of this (Kimi K3); the padding is a slice of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

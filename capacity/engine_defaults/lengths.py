@@ -87,7 +87,7 @@ def resolve_max_model_len(args: EngineArgs, config: ModelConfig, release: Releas
             derived = _scaling(parameters, release) * _pretraining_length(config, parameters)
     if asked is None or asked == -1:
         if any(p["rope_type"] == "longrope" for p in parameters):
-            return int(config.get("original_max_position_embeddings", derived))
+            return config.size("original_max_position_embeddings", int(derived))
         return int(derived)
     limit = config.get("model_max_length")
     too_long = asked > derived and (limit is None or asked > limit)

@@ -148,6 +148,8 @@ def shard_linear(linear: Linear, layout: Layout) -> LocalLinear:
                 else divide(linear.name, size, tp)
                 for i, size in enumerate(outputs)
             )  # fmt: skip
+    if padding := -sum(outputs) % linear.pad_rows_to:
+        outputs = (*outputs, padding)
     return LocalLinear(
         linear.name, inputs, outputs, sum(outputs) if linear.bias else 0, linear.dtype, linear.quantised,
         linear.inputs, total, tp,
