@@ -43,7 +43,7 @@ def test_self_test(session):
 
 @pytest.mark.parametrize("layout", ["tp1", "tp2"])
 def test_golden_cases_come_out_again(session, cases, layout):
-    case = golden.GoldenCase(model="Qwen/Qwen3-8B", gpu="H200", layout=layout, flags={"max_model_len": 32768})
+    case = golden.GoldenCase(model="Qwen/Qwen3-4B", gpu="H200", layout=layout, flags={"max_model_len": 32768})
     if case.name not in cases:
         pytest.skip(f"{case.name} is not in this release's golden set")
     assert json.loads(json.dumps(golden.build_case(session, case))) == cases[case.name]
