@@ -1,6 +1,6 @@
 """Runs the commands of docs/sizing.md's console blocks and writes their tables below them.
 
-    python tools/write_sizing_examples.py
+python tools/write_sizing_examples.py
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ def table(command: str) -> str:
     program = Path(sys.executable).with_name("vllm-capacity")
     words = shlex.split(command)[1:]
     out = subprocess.run(
-        [str(program), *words], env={**os.environ, "COLUMNS": "118"}, capture_output=True, text=True, check=True
+        [str(program), *words],
+        env={**os.environ, "COLUMNS": "118"},
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     shown = out.split("\nThe first row\n")[0].rstrip()
     return "\n".join(line.rstrip() for line in shown.splitlines()) + "\n"

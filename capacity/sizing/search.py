@@ -79,6 +79,8 @@ class _Search:
     known: dict[tuple[str, str, str, int, Layout], tuple[int, float]] = field(default_factory=dict)
     """(bytes of weights on the fullest rank, KV bytes of a mean sequence) of layouts planned on a GPU of the same kind: by
     model, cache dtype, vendor and compute capability."""
+    refused: dict[tuple[str, str, str, int, Layout], str] = field(default_factory=dict)
+    """Layouts that vLLM refuses for this model and kind of GPU, with its reason."""
     plans_made: int = 0
     first_error: InputError | None = None
 
@@ -226,46 +228,58 @@ def _rows(
     for least, layout in sorted(
         (bound.fewest_gpus(node, layout, state.known.get((*kind, layout))), layout) for layout in candidates
     ):
+        best = best_of(found, question.sort)
         if least == NEVER:
             why = f"{Reason.LOAD_PEAK.value}: the weights do not fit"
-            continue
-        best = best_of(found, question.sort)
-        if best is not None and not question.every_layout and _cannot_win(least, layout, best, question.sort):
-            continue
-        args = replace(with_layout(question.args, layout), kv_cache_dtype=cache_dtype)
-        try:
-            args, plan = _settled(state, node, config, args)
-        except InputError as error:
-            state.first_error = state.first_error or error
-            why = str(error)
-            continue
-        if isinstance(plan, RefusedPlan):
-            why = plan.verdict.message
-            continue
-        state.known[(*kind, layout)] = (
-            max(rank.budget.totals[Account.WEIGHTS] for rank in plan.ranks),
-            _sequence_bytes(plan, question.demand),
-        )
-        if not plan.starts and not _unmeasured(plan):
-            reason = plan.verdict.reason.value if plan.verdict.reason else ""
-            why = f"{plan.verdict.status.value}: {reason}: {plan.verdict.message}"
-            continue
-        row = _row(question, node, config, variant, layout, args, plan)
-        if row is None:
-            why = "one engine does not hold a single request of the demand within the safety margin"
-        else:
-            found.append(row)
+        elif (*kind, layout) in state.refused:
+            why = state.refused[(*kind, layout)]
+        elif best is None or question.every_layout or not _cannot_win(least, layout, best, question.sort):
+            args = replace(with_layout(question.args, layout), kv_cache_dtype=cache_dtype)
+            row = _tried(state, node, config, variant, layout, args)
+            if isinstance(row, str):
+                why = row
+            else:
+                found.append(row)
     best = best_of(found, question.sort)
     return (found if question.every_layout else [best] if best else []), why
+
+
+def _tried(
+    state: _Search,
+    node: Node,
+    config: ModelConfig,
+    variant: bool,
+    layout: Layout,
+    args: EngineArgs,
+) -> Row | str:
+    """The row of one layout, or why there is none."""
+    question = state.question
+    kind = (config.name, args.kv_cache_dtype, node.device.vendor, node.device.sm, layout)
+    try:
+        args, plan = _settled(state, node, config, args)
+    except InputError as error:
+        state.first_error = state.first_error or error
+        return str(error)
+    if isinstance(plan, RefusedPlan):
+        if plan.verdict.reason is Reason.INVALID_LAYOUT:
+            state.refused[kind] = plan.verdict.message
+        return plan.verdict.message
+    state.known[kind] = (
+        max(rank.budget.totals[Account.WEIGHTS] for rank in plan.ranks),
+        _sequence_bytes(plan, question.demand),
+    )
+    if not plan.starts and not _unmeasured(plan):
+        reason = plan.verdict.reason.value if plan.verdict.reason else ""
+        return f"{plan.verdict.status.value}: {reason}: {plan.verdict.message}"
+    row = _row(question, node, config, variant, layout, args, plan)
+    return row or "one engine does not hold a single request of the demand within the safety margin"
 
 
 def _cannot_win(least: int, layout: Layout, best: Row, sort: Sort) -> bool:
     bought = best.purchase.gpus_bought
     if least != bought or sort in (Sort.HEADROOM, Sort.TOKENS):
         return least > bought
-    return (
-        not layout.plain
-    )  # a row is there already: only plain tensor parallelism is worth more than another of its kind
+    return not layout.plain  # of as many GPUs only plain tensor parallelism is worth another plan
 
 
 NEVER = 1 << 62
@@ -361,7 +375,7 @@ def _settled(
     for _ in range(2):
         if isinstance(plan, RefusedPlan) or plan.starts:
             break
-        changed = _repair(args, plan)
+        changed = _repair(state.question.args, args, plan)
         if changed is None:
             break
         other = _plan(state, node, config, changed)
@@ -374,14 +388,15 @@ def _settled(
 _SHARE_TOO_LARGE = frozenset({Reason.FREE_BELOW_REQUESTED, Reason.GRAPH_CAPTURE, Reason.SAMPLER_WARMUP})
 
 
-def _repair(args: EngineArgs, plan: Plan) -> EngineArgs | None:
+def _repair(asked: EngineArgs, args: EngineArgs, plan: Plan) -> EngineArgs | None:
     """The gentlest change that lets it start, or None. What the user set is left alone."""
     reason = plan.verdict.reason
-    if reason in _SHARE_TOO_LARGE and args.gpu_memory_utilization is None and not args.kv_cache_memory_bytes:
+    if reason in _SHARE_TOO_LARGE and asked.gpu_memory_utilization is None and not args.kv_cache_memory_bytes:
         share = math.floor(100 * min(_safe_share(plan, rank) for rank in plan.ranks)) / 100
-        if 0 < share < plan.engine.gpu_memory_utilization:
+        given_up = math.floor((plan.engine.gpu_memory_utilization - share) * plan.device.cuda_total_bytes)
+        if share > 0 and given_up > 0 and _leaves_a_request(plan, given_up):
             return replace(args, gpu_memory_utilization=share)
-    if reason is Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS and args.max_num_seqs is None:
+    if reason is Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS and asked.max_num_seqs is None:
         stages = plan.kv_cache.stages
         fewest = min(
             rank.budget.available_low // stages[rank.ranks[0][1]].bytes_per_block for rank in plan.ranks
@@ -389,6 +404,15 @@ def _repair(args: EngineArgs, plan: Plan) -> EngineArgs | None:
         if fewest > 0:
             return replace(args, max_num_seqs=1 << (fewest.bit_length() - 1))
     return None
+
+
+def _leaves_a_request(plan: Plan, given_up: int) -> bool:
+    """Whether a share smaller by so many bytes still holds one request on every rank: else it need not be planned."""
+    stages = plan.kv_cache.stages
+    return not stages or all(
+        rank.budget.available_kv_bytes - given_up >= stages[rank.ranks[0][1]].request_bytes
+        for rank in plan.ranks
+    )
 
 
 def _safe_share(plan: Plan, rank: RankPlan) -> float:
