@@ -6,7 +6,6 @@ need that follows from the plan of a single GPU; what cannot win any more is not
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import sys
@@ -14,28 +13,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from vllm_capacity.answer import Plan, RankPlan, RefusedPlan, Status
+from vllm_capacity.answer import Plan, RefusedPlan, Status
 from vllm_capacity.architecture.modules import Architecture
 from vllm_capacity.architecture.registry import build_architecture
-from vllm_capacity.budget import PERSISTENT, Account
+from vllm_capacity.budget import Account
 from vllm_capacity.calibration import Calibration
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError, Reason
 from vllm_capacity.inputs.model_config import ModelConfig
-from vllm_capacity.ledger import Allocator, Component
 from vllm_capacity.planner import make_plan
 from vllm_capacity.releases.release import Release
 from vllm_capacity.sizing.bandwidth import decode_ceiling
+from vllm_capacity.sizing.bound import NEVER, Bound, sequence_bytes
 from vllm_capacity.sizing.demand import Demand
-from vllm_capacity.sizing.engine_capacity import Limit, blocks_for, engine_capacity, shared_blocks
+from vllm_capacity.sizing.engine_capacity import Limit, engine_capacity
 from vllm_capacity.sizing.layouts import ONE_GPU, Fixed, Layout, layouts, with_layout
 from vllm_capacity.sizing.margins import safety_margin
 from vllm_capacity.sizing.nodes import Node, purchase
 from vllm_capacity.sizing.prices import Prices
 from vllm_capacity.sizing.rank import Sort, best_of
+from vllm_capacity.sizing.repair import repair
 from vllm_capacity.sizing.row import Binding, Row
 from vllm_capacity.units import cdiv
-from vllm_capacity.verdict import SAMPLER_WARMUP
 
 Progress = Callable[[int, int, str], None]
 """(done, of how many, what is being planned)."""
@@ -266,7 +265,7 @@ def _tried(
         return plan.verdict.message
     state.known[kind] = (
         max(rank.budget.totals[Account.WEIGHTS] for rank in plan.ranks),
-        _sequence_bytes(plan, question.demand),
+        sequence_bytes(plan, question.demand),
     )
     if not plan.starts and not _unmeasured(plan):
         reason = plan.verdict.reason.value if plan.verdict.reason else ""
@@ -282,44 +281,7 @@ def _cannot_win(least: int, layout: Layout, best: Row, sort: Sort) -> bool:
     return not layout.plain  # of as many GPUs only plain tensor parallelism is worth another plan
 
 
-NEVER = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    """What one GPU would hold of the model, from which follows the least that any layout can need.
-
-    A layout of g GPUs holds at least the weights of one GPU in all, and a sequence takes at least the KV bytes it takes on
-    one GPU; what is left of g x `share_bytes` bounds the sequences from above. `SLACK` allows for paddings that splitting
-    avoids.
-    """
-
-    share_bytes: int
-    weights_bytes: int
-    sequence_bytes: float
-    demanded: int
-
-    def fewest_gpus(self, node: Node, layout: Layout, known: tuple[int, float] | None) -> int:
-        """A lower bound on the GPUs to buy with this layout; NEVER where the weights alone do not fit.
-
-        `known` are its weights per rank and KV bytes per sequence (of the stage with most), where it was planned before.
-        """
-        free = layout.gpus * self.share_bytes - SLACK * self.weights_bytes
-        per_sequence = self.sequence_bytes
-        if known is not None:
-            free, per_sequence = layout.dp * (self.share_bytes - known[0]), known[1]
-        if free <= 0:
-            return NEVER
-        held = free / (SLACK * per_sequence) if per_sequence else float(self.demanded)
-        if held < 1:
-            return NEVER
-        return purchase(node, layout.gpus, math.ceil(self.demanded / held)).gpus_bought
-
-
-SLACK = 0.9
-
-
-def _bound(state: _Search, node: Node, config: ModelConfig, cache_dtype: str) -> _Bound | str:
+def _bound(state: _Search, node: Node, config: ModelConfig, cache_dtype: str) -> Bound | str:
     """From the plan of a single GPU, whether it fits or not; or why no layout at all can be planned there."""
     demand = state.question.demand
     plan = _plan(
@@ -327,23 +289,15 @@ def _bound(state: _Search, node: Node, config: ModelConfig, cache_dtype: str) ->
     )
     if isinstance(plan, RefusedPlan):
         if plan.verdict.reason is Reason.INVALID_LAYOUT:
-            return _Bound(1 << 60, 0, 0.0, demand.sequences)
+            return Bound(1 << 60, 0, 0.0, demand.sequences)
         return plan.verdict.message
     budget = plan.tightest.budget
-    return _Bound(
+    return Bound(
         share_bytes=budget.requested_bytes - budget.totals[Account.NON_TORCH],
         weights_bytes=budget.totals[Account.WEIGHTS],
-        sequence_bytes=_sequence_bytes(plan, demand),
+        sequence_bytes=sequence_bytes(plan, demand),
         demanded=demand.sequences,
     )
-
-
-def _sequence_bytes(plan: Plan, demand: Demand) -> float:
-    """KV bytes of a sequence of mean length per rank, of the stage that takes most."""
-    if not plan.kv_cache.stages:
-        return 0.0
-    blocks = sum(blocks_for(plan, point.tokens) * point.weight for point in demand.lengths)
-    return max(blocks - shared_blocks(plan, demand.shared_tokens), 0.0) * plan.kv_cache.bytes_per_block
 
 
 def _unmeasured(plan: Plan) -> bool:
@@ -375,7 +329,7 @@ def _settled(
     for _ in range(2):
         if isinstance(plan, RefusedPlan) or plan.starts:
             break
-        changed = _repair(state.question.args, args, plan)
+        changed = repair(state.question.args, args, plan)
         if changed is None:
             break
         other = _plan(state, node, config, changed)
@@ -383,50 +337,6 @@ def _settled(
             break
         args, plan = changed, other
     return args, plan
-
-
-_SHARE_TOO_LARGE = frozenset({Reason.FREE_BELOW_REQUESTED, Reason.GRAPH_CAPTURE, Reason.SAMPLER_WARMUP})
-
-
-def _repair(asked: EngineArgs, args: EngineArgs, plan: Plan) -> EngineArgs | None:
-    """The gentlest change that lets it start, or None. What the user set is left alone."""
-    reason = plan.verdict.reason
-    if reason in _SHARE_TOO_LARGE and asked.gpu_memory_utilization is None and not args.kv_cache_memory_bytes:
-        share = math.floor(100 * min(_safe_share(plan, rank) for rank in plan.ranks)) / 100
-        given_up = math.floor((plan.engine.gpu_memory_utilization - share) * plan.device.cuda_total_bytes)
-        if share > 0 and given_up > 0 and _leaves_a_request(plan, given_up):
-            return replace(args, gpu_memory_utilization=share)
-    if reason is Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS and asked.max_num_seqs is None:
-        stages = plan.kv_cache.stages
-        fewest = min(
-            rank.budget.available_low // stages[rank.ranks[0][1]].bytes_per_block for rank in plan.ranks
-        )
-        if fewest > 0:
-            return replace(args, max_num_seqs=1 << (fewest.bit_length() - 1))
-    return None
-
-
-def _leaves_a_request(plan: Plan, given_up: int) -> bool:
-    """Whether a share smaller by so many bytes still holds one request on every rank: else it need not be planned."""
-    stages = plan.kv_cache.stages
-    return not stages or all(
-        rank.budget.available_kv_bytes - given_up >= stages[rank.ranks[0][1]].request_bytes
-        for rank in plan.ranks
-    )
-
-
-def _safe_share(plan: Plan, rank: RankPlan) -> float:
-    """The share of the GPU with which even the upper ends of all terms leave it in one piece: at start-up and once up."""
-    total = plan.device.cuda_total_bytes
-    once_up = rank.kv_bytes + sum(
-        t.high
-        for t in rank.terms
-        if t.component is not Component.KV_CACHE
-        and t.allocator is not Allocator.HOST
-        and (t.lifetime in PERSISTENT or t.name == SAMPLER_WARMUP)
-    )
-    excess = max(once_up - total, 0)
-    return min(rank.budget.free_low / total, plan.engine.gpu_memory_utilization - excess / total)
 
 
 def _plan(state: _Search, node: Node, config: ModelConfig, args: EngineArgs) -> Plan | RefusedPlan:

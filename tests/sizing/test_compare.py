@@ -42,7 +42,9 @@ def test_a_refused_side_shows_its_reason(capsys: pytest.CaptureFixture[str]):
     assert "invalid_layout" in out
 
 
-@pytest.mark.parametrize("words", [(), ("--gpu H100",), ("--gpu 'H100", "--gpu H200"), ("--tp 1,2 ", "--tp 1 ")])
+@pytest.mark.parametrize(
+    "words", [(), ("--gpu H100",), ("--gpu 'H100", "--gpu H200"), ("--tp 1,2 ", "--tp 1 ")]
+)
 def test_sides_that_cannot_be_read_are_one_error(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
     assert run(["compare", *words, *MODEL]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -16,7 +16,12 @@ from vllm_capacity.sizing.trace import demand_of_trace, read_trace
 
 def test_concurrency_counts_every_request_at_full_length():
     demand = from_concurrency(64, 32768)
-    assert (demand.sequences, demand.mean_tokens, demand.p95_tokens, demand.longest_tokens) == (64, 32768, 32768, 32768)
+    assert (demand.sequences, demand.mean_tokens, demand.p95_tokens, demand.longest_tokens) == (
+        64,
+        32768,
+        32768,
+        32768,
+    )
     assert "2,097,152 tokens" in demand.how[0]
 
 
@@ -63,8 +68,8 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
 def test_the_busiest_moment_is_found_whatever_the_order(tmp_path: Path):
     generator = random.Random(5)
     rows = [
-        {"timestamp": generator.uniform(0, 100), "duration": generator.uniform(0.1, 9), "prompt_tokens": generator.randrange(4000),
-         "output_tokens": generator.randrange(1, 500)}
+        {"timestamp": generator.uniform(0, 100), "duration": generator.uniform(0.1, 9),
+         "prompt_tokens": generator.randrange(4000), "output_tokens": generator.randrange(1, 500)}
         for _ in range(400)
     ]  # fmt: skip
     demand = demand_of_trace(write(tmp_path / "t.jsonl", rows))
@@ -85,7 +90,10 @@ def test_the_busiest_moment_is_found_whatever_the_order(tmp_path: Path):
     ("name", "text"),
     [
         ("azure.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"),
-        ("burst.csv", "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,4808,10,4818,API\n"),
+        (
+            "burst.csv",
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,4808,10,4818,API\n",
+        ),
         ("mooncake.jsonl", '{"timestamp": 0, "input_length": 4808, "output_length": 10, "hash_ids": [1]}\n'),
         ("openai.jsonl", '{"usage": {"prompt_tokens": 4808, "completion_tokens": 10}}\n\n'),
         ("plain.tsv", "prompt_tokens\toutput_tokens\n4808\t10\n"),
@@ -108,7 +116,11 @@ def test_public_trace_formats_are_read(tmp_path: Path, name: str, text: str):
         ("a.jsonl", '{"prompt_tokens": -1, "output_tokens": 2}\n', "not a number of tokens"),
         ("a.jsonl", '{"prompt_tokens": 1e400, "output_tokens": 2}\n', "not a number of tokens"),
         ("a.jsonl", '{"prompt_tokens": 1, "output_tokens": 2, "start": "soon"}\n', "not a time"),
-        ("a.jsonl", '{"prompt_tokens": 1, "output_tokens": 2, "start": 9, "end": 3}\n', "ends before it starts"),
+        (
+            "a.jsonl",
+            '{"prompt_tokens": 1, "output_tokens": 2, "start": 9, "end": 3}\n',
+            "ends before it starts",
+        ),
         ("a.jsonl", "", "holds no request"),
         ("a.csv", "prompt_tokens,output_tokens\n1,2\n", "--concurrent-users"),
     ],
@@ -146,11 +158,20 @@ def test_a_hundred_thousand_requests_take_under_5_seconds_and_200_megabytes(tmp_
         if suffix == "csv":
             file.write("timestamp,duration,prompt_tokens,output_tokens\n")
         for i in range(100_000):
-            row = (i * 0.05, round(generator.uniform(1, 20), 3), generator.randrange(1, 30_000), generator.randrange(1, 2_000))
+            row = (
+                i * 0.05,
+                round(generator.uniform(1, 20), 3),
+                generator.randrange(1, 30_000),
+                generator.randrange(1, 2_000),
+            )
             names = ("timestamp", "duration", "prompt_tokens", "output_tokens")
-            file.write(",".join(map(str, row)) if suffix == "csv" else json.dumps(dict(zip(names, row, strict=True))))
+            file.write(
+                ",".join(map(str, row)) if suffix == "csv" else json.dumps(dict(zip(names, row, strict=True)))
+            )
             file.write("\n")
-    out = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True
+    ).stdout
     seconds, megabytes, sequences = map(float, out.split())
     assert seconds < 5
     assert megabytes < 200

@@ -26,7 +26,9 @@ def test_the_six_models_are_there():
     assert all("--max-model-len 32K --concurrency 64" in command for command, _ in EXAMPLES)
 
 
-@pytest.mark.parametrize(("command", "shown"), EXAMPLES, ids=[shlex.split(command)[2] for command, _ in EXAMPLES])
+@pytest.mark.parametrize(
+    ("command", "shown"), EXAMPLES, ids=[shlex.split(command)[2] for command, _ in EXAMPLES]
+)
 def test_a_documented_command_buys_what_the_page_says(
     command: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -51,7 +53,9 @@ def test_every_other_command_on_the_page_runs(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "requests.jsonl").write_text('{"prompt_tokens": 900, "output_tokens": 80, "start": 0, "end": 3}\n' * 9)
+    (tmp_path / "requests.jsonl").write_text(
+        '{"prompt_tokens": 900, "output_tokens": 80, "start": 0, "end": 3}\n' * 9
+    )
     (tmp_path / "prices.yaml").write_text((DOCS / "prices.example.yaml").read_text())
     assert run(shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Deployment snippets, read back by real parsers: Kubernetes' and Compose's own schemas, the shell's words, our command lines."""
+"""Deployment snippets, read back by real parsers: the schemas of Kubernetes and Compose, the shell, our command line."""
 
 from __future__ import annotations
 
@@ -77,15 +77,22 @@ def test_the_checkers_can_fail(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("name", ["one GPU", "two GPUs, variables, JSON"])
-def test_one_machine_gets_the_flags_gpus_and_memory_of_the_plan(name: str, capsys: pytest.CaptureFixture[str]):
+def test_one_machine_gets_the_flags_gpus_and_memory_of_the_plan(
+    name: str, capsys: pytest.CaptureFixture[str]
+):
     plan = planned(name, capsys)
     gpus, host = len(plan["ranks"]), plan["host"]
     wanted = parse_command_line(["vllm", "serve", *words_of_plan(name)]).args
-    (container,) = of_kind(emitted("kubernetes", name, capsys), "Deployment")["spec"]["template"]["spec"]["containers"]
+    (container,) = of_kind(emitted("kubernetes", name, capsys), "Deployment")["spec"]["template"]["spec"][
+        "containers"
+    ]
     assert parse_command_line(container["command"]).args.max_model_len == wanted.max_model_len
     assert parse_command_line(container["command"]).args.tensor_parallel_size == gpus
     assert container["resources"]["limits"]["nvidia.com/gpu"] == str(gpus)
-    assert mebibytes(container["resources"]["requests"]["memory"]) << 20 >= host["shared_memory_bytes"] + host["pinned_bytes"]
+    assert (
+        mebibytes(container["resources"]["requests"]["memory"]) << 20
+        >= host["shared_memory_bytes"] + host["pinned_bytes"]
+    )
     (service,) = yaml.safe_load(emitted("compose", name, capsys))["services"].values()
     assert service["image"] == "vllm/vllm-openai:v0.26.0"
     assert parse_command_line(["vllm", "serve", *service["command"]]).args.tensor_parallel_size == gpus
@@ -97,7 +104,9 @@ def test_one_machine_gets_the_flags_gpus_and_memory_of_the_plan(name: str, capsy
 def words_of_plan(name: str) -> list[str]:
     words = list(PLANS[name])
     model = words[words.index("--model") + 1]
-    length = ["--max-model-len", words[words.index("--max-model-len") + 1]] if "--max-model-len" in words else []
+    length = (
+        ["--max-model-len", words[words.index("--max-model-len") + 1]] if "--max-model-len" in words else []
+    )
     return [model, *length]
 
 

@@ -8,14 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import GPT_OSS, answered
 from matplotlib import rcParams
 from vllm_capacity.cli import run
 from vllm_capacity.report.plots import _STYLE
 from vllm_capacity.sizing.context_curve import context_curves
 
-from asking import GPT_OSS, answered
-
-WORDS = ("--model", GPT_OSS, "--max-model-len", "32K", "--concurrency", "64", "--gpu", "H100,H200", "--no-sensitivity")
+WORDS = (
+    "--model",
+    GPT_OSS,
+    "--max-model-len",
+    "32K",
+    "--concurrency",
+    "64",
+    "--gpu",
+    "H100,H200",
+    "--no-sensitivity",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +38,19 @@ def texts(path: Path) -> str:
 
 def test_a_plan_is_a_stacked_bar_with_the_share_requested(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "plan.svg"
-    words = ["plan", "--model", GPT_OSS, "--gpu", "H100", "--tp", "2", "--vllm-version", "0.26.0", "--no-suggestions", "--json"]
+    words = [
+        "plan",
+        "--model",
+        GPT_OSS,
+        "--gpu",
+        "H100",
+        "--tp",
+        "2",
+        "--vllm-version",
+        "0.26.0",
+        "--no-suggestions",
+        "--json",
+    ]
     assert run([*words, "--plot", str(path)]) == 0
     plan: dict[str, Any] = json.loads(capsys.readouterr().out)
     shown = texts(path)
@@ -44,13 +65,37 @@ def test_a_plan_is_a_stacked_bar_with_the_share_requested(tmp_path: Path, capsys
 
 def test_equal_input_gives_equal_files(tmp_path: Path):
     for name in ("a.svg", "b.svg"):
-        run(["plan", "--model", "Qwen/Qwen3-8B", "--gpu", "H100", "--no-suggestions", "--plot", str(tmp_path / name)])
+        run(
+            [
+                "plan",
+                "--model",
+                "Qwen/Qwen3-8B",
+                "--gpu",
+                "H100",
+                "--no-suggestions",
+                "--plot",
+                str(tmp_path / name),
+            ]
+        )
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 def test_a_png_is_written(tmp_path: Path):
     path = tmp_path / "plan.png"
-    run(["plan", "--model", "Qwen/Qwen3-8B", "--gpu", "H100", "--tp", "1,2", "--no-suggestions", "--plot", str(path)])
+    run(
+        [
+            "plan",
+            "--model",
+            "Qwen/Qwen3-8B",
+            "--gpu",
+            "H100",
+            "--tp",
+            "1,2",
+            "--no-suggestions",
+            "--plot",
+            str(path),
+        ]
+    )
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -71,6 +116,8 @@ def test_no_two_components_look_alike():
 
 
 @pytest.mark.parametrize("name", ["plan.txt", "no/such/folder/plan.svg"])
-def test_a_name_that_cannot_be_written_is_one_error(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
+def test_a_name_that_cannot_be_written_is_one_error(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+):
     assert run(["plan", "--model", "Qwen/Qwen3-8B", "--gpu", "H100", "--plot", str(tmp_path / name)]) == 2
     assert capsys.readouterr().err.count("\n") == 1

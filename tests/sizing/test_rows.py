@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import GPT_OSS, LLAMA_8B, answered
 from vllm_capacity.answer import Status
 from vllm_capacity.cli import run
 from vllm_capacity.errors import InputError
@@ -25,15 +26,55 @@ from vllm_capacity.sizing.price_file import read_prices
 from vllm_capacity.sizing.row import Row
 from vllm_capacity.sizing.variants import stem, variants
 
-from asking import GPT_OSS, LLAMA_8B, answered
-
 LOADS = {
-    "gpt-oss": ("--model", GPT_OSS, "--max-model-len", "32K", "--concurrency", "64", "--gpu", "H100,L40S,RTX-4090,GB10", "--all"),
-    "state space": ("--model", "Qwen/Qwen3-Next-80B-A3B-Instruct", "--max-model-len", "32K", "--concurrency", "64", "--gpu", "H200,H100"),
-    "windows, workload": ("--model", "google/gemma-3-27b-it", "--prompt-tokens", "3000", "--output-tokens", "500", "--output-p95",
-                          "2000", "--concurrent-users", "200", "--prefix-share", "0.6", "--node", "l40sx4,h100x8"),
-    "small GPU": ("--model", LLAMA_8B, "--max-model-len", "4096", "--concurrency", "4", "--gpu", "RTX-4080,A10,T4"),
-}  # fmt: skip
+    "gpt-oss": (
+        "--model",
+        GPT_OSS,
+        "--max-model-len",
+        "32K",
+        "--concurrency",
+        "64",
+        "--gpu",
+        "H100,L40S,RTX-4090,GB10",
+        "--all",
+    ),
+    "state space": (
+        "--model",
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        "--max-model-len",
+        "32K",
+        "--concurrency",
+        "64",
+        "--gpu",
+        "H200,H100",
+    ),
+    "windows, workload": (
+        "--model",
+        "google/gemma-3-27b-it",
+        "--prompt-tokens",
+        "3000",
+        "--output-tokens",
+        "500",
+        "--output-p95",
+        "2000",
+        "--concurrent-users",
+        "200",
+        "--prefix-share",
+        "0.6",
+        "--node",
+        "l40sx4,h100x8",
+    ),
+    "small GPU": (
+        "--model",
+        LLAMA_8B,
+        "--max-model-len",
+        "4096",
+        "--concurrency",
+        "4",
+        "--gpu",
+        "RTX-4080,A10,T4",
+    ),
+}
 
 
 def rows_of(load: str) -> list[tuple[Any, Row]]:
@@ -46,7 +87,17 @@ def test_each_row_equals_plan_with_the_same_flags(load: str, capsys: pytest.Capt
     rows = rows_of(load)
     assert rows
     for report, row in rows:
-        code = run(["plan", "--json", "--no-suggestions", "--gpu", row.device.name, "--", *shlex.split(serve_line(report, row))])
+        code = run(
+            [
+                "plan",
+                "--json",
+                "--no-suggestions",
+                "--gpu",
+                row.device.name,
+                "--",
+                *shlex.split(serve_line(report, row)),
+            ]
+        )
         plan = json.loads(capsys.readouterr().out)
         assert code == 0
         assert plan["kv_cache"]["tokens"] == row.plan.kv_cache.tokens
@@ -66,7 +117,10 @@ def test_every_row_holds_the_demand_within_its_margin(load: str):
         lost = row.plan.kv_cache.num_blocks - 1 - row.capacity.safe_blocks
         assert lost * blocks.bytes_per_block >= row.margin.n_bytes - blocks.bytes_per_block
         assert row.margin.n_bytes > 0
-        mean = sum(blocks_for(row.plan, p.tokens) * p.weight for p in demand.lengths) - row.capacity.shared_blocks
+        mean = (
+            sum(blocks_for(row.plan, p.tokens) * p.weight for p in demand.lengths)
+            - row.capacity.shared_blocks
+        )
         spread = blocks_for(row.plan, demand.p95_tokens) - row.capacity.shared_blocks - mean
 
         def needed(n: int, mean: float = mean, spread: float = spread, row: Row = row) -> float:
@@ -79,14 +133,33 @@ def test_every_row_holds_the_demand_within_its_margin(load: str):
 
 @pytest.mark.parametrize(
     ("model", "gpus"),
-    [(GPT_OSS, "L40S,H100"), ("meta-llama/Llama-3.1-70B-Instruct", "A100-80GB,L40S"), ("deepseek-ai/DeepSeek-V3", "H200")],
+    [
+        (GPT_OSS, "L40S,H100"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "A100-80GB,L40S"),
+        ("deepseek-ai/DeepSeek-V3", "H200"),
+    ],
 )
 def test_pruning_misses_no_purchase_with_fewer_gpus(model: str, gpus: str):
-    words = ("--model", model, "--max-model-len", "32K", "--concurrency", "64", "--gpu", gpus, "--no-variants", "--no-sensitivity")
+    words = (
+        "--model",
+        model,
+        "--max-model-len",
+        "32K",
+        "--concurrency",
+        "64",
+        "--gpu",
+        gpus,
+        "--no-variants",
+        "--no-sensitivity",
+    )
     pruned, everything = answered(*words, "--all"), answered(*words, "--every-layout")
     assert pruned.plans_made < everything.plans_made
     for row in pruned.rows:
-        same = [r for r in everything.rows if (r.node, r.args.kv_cache_dtype) == (row.node, row.args.kv_cache_dtype)]
+        same = [
+            r
+            for r in everything.rows
+            if (r.node, r.args.kv_cache_dtype) == (row.node, row.args.kv_cache_dtype)
+        ]
         assert row.purchase.gpus_bought == min(r.purchase.gpus_bought for r in same)
 
 
@@ -99,23 +172,62 @@ def test_a_share_is_lowered_only_where_the_default_does_not_start():
 
 
 def test_amd_gpus_are_planned_but_never_start():
-    report = answered("--model", GPT_OSS, "--max-model-len", "8192", "--concurrency", "8", "--vendor", "amd", "--no-sensitivity")
+    report = answered(
+        "--model",
+        GPT_OSS,
+        "--max-model-len",
+        "8192",
+        "--concurrency",
+        "8",
+        "--vendor",
+        "amd",
+        "--no-sensitivity",
+    )
     assert report.rows
     assert {row.plan.verdict.status for row in report.rows} == {Status.TOO_CLOSE}
     assert all(row.plan.verdict.message for row in report.rows)
 
 
 def test_sizes_that_are_given_are_kept():
-    report = answered("--model", LLAMA_8B, "--max-model-len", "8192", "--concurrency", "8", "--gpu", "H100", "--tp", "2", "--pp", "2",
-                      "--kv-cache-dtype", "fp8", "--no-sensitivity")  # fmt: skip
+    report = answered(
+        "--model",
+        LLAMA_8B,
+        "--max-model-len",
+        "8192",
+        "--concurrency",
+        "8",
+        "--gpu",
+        "H100",
+        "--tp",
+        "2",
+        "--pp",
+        "2",
+        "--kv-cache-dtype",
+        "fp8",
+        "--no-sensitivity",
+    )
     assert report.rows
     for row in report.rows:
         assert (row.layout.tp, row.layout.pp, row.args.kv_cache_dtype) == (2, 2, "fp8")
 
 
 def test_a_shared_prefix_is_counted_once_and_only_with_prefix_caching():
-    words = ("--model", LLAMA_8B, "--prompt-tokens", "4000", "--output-tokens", "96", "--concurrent-users", "100", "--gpu", "H100",
-             "--no-sensitivity", "--kv-cache-dtype", "auto", "--no-variants")  # fmt: skip
+    words = (
+        "--model",
+        LLAMA_8B,
+        "--prompt-tokens",
+        "4000",
+        "--output-tokens",
+        "96",
+        "--concurrent-users",
+        "100",
+        "--gpu",
+        "H100",
+        "--no-sensitivity",
+        "--kv-cache-dtype",
+        "auto",
+        "--no-variants",
+    )
     (plain,), (shared,) = answered(*words).rows, answered(*words, "--prefix-share", "0.5").rows
     (without,) = answered(*words, "--prefix-share", "0.5", "--no-enable-prefix-caching").rows
     assert shared.capacity.shared_blocks == 2000 // 16
@@ -153,8 +265,19 @@ def test_prices_of_gpus_and_boxes(tmp_path: Path):
     assert prices.cost(single, purchase(single, 2, 3)) == pytest.approx(15.0)
     assert prices.cost(box, purchase(box, 2, 5)) == pytest.approx(36.0)
     assert prices.cost(Node(find_device("L4"), 8, whole=False), purchase(single, 1, 1)) is None
-    report = answered("--model", LLAMA_8B, "--max-model-len", "8192", "--concurrency", "64", "--gpu", "H100,L4", "--prices", str(path),
-                      "--no-sensitivity")  # fmt: skip
+    report = answered(
+        "--model",
+        LLAMA_8B,
+        "--max-model-len",
+        "8192",
+        "--concurrency",
+        "64",
+        "--gpu",
+        "H100,L4",
+        "--prices",
+        str(path),
+        "--no-sensitivity",
+    )
     assert report.question.sort.value == "cost"
     assert report.rows[0].device.name == "H100-80GB"  # L4 has no price: last
     assert report.rows[-1].cost is None
@@ -162,10 +285,17 @@ def test_prices_of_gpus_and_boxes(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "text",
-    ["- 1", "unit: week", "unit: gpu_hour\ngpus: {H100: {price: 1}}", "unit: gpu_hour\ngpus: {H100: {price: -1, source: x, date: y}}",
-     "unit: gpu_hour\ngpus: {H101: {price: 1, source: x, date: y}}", "a: [", "unit: gpu_hour\nnodes: {h100: {price: 1, source: x, date: y}}",
-     "unit: gpu_hour\ngpus: {H100: {price: .nan, source: x, date: y}}"],
-)  # fmt: skip
+    [
+        "- 1",
+        "unit: week",
+        "unit: gpu_hour\ngpus: {H100: {price: 1}}",
+        "unit: gpu_hour\ngpus: {H100: {price: -1, source: x, date: y}}",
+        "unit: gpu_hour\ngpus: {H101: {price: 1, source: x, date: y}}",
+        "a: [",
+        "unit: gpu_hour\nnodes: {h100: {price: 1, source: x, date: y}}",
+        "unit: gpu_hour\ngpus: {H100: {price: .nan, source: x, date: y}}",
+    ],
+)
 def test_a_broken_price_file_is_one_error(tmp_path: Path, text: str):
     path = tmp_path / "prices.yaml"
     path.write_text(text)
@@ -184,11 +314,22 @@ def test_variants_are_quantised_checkpoints_of_the_same_layers():
 
 
 def test_a_quantised_row_stays_only_where_it_saves_gpus():
-    report = answered("--model", "meta-llama/Llama-3.1-70B-Instruct", "--max-model-len", "32K", "--concurrency", "64", "--gpu",
-                      "H100,H200", "--no-sensitivity")  # fmt: skip
+    report = answered(
+        "--model",
+        "meta-llama/Llama-3.1-70B-Instruct",
+        "--max-model-len",
+        "32K",
+        "--concurrency",
+        "64",
+        "--gpu",
+        "H100,H200",
+        "--no-sensitivity",
+    )
     for row in report.rows:
         if row.quantised_variant or row.fp8_cache:
-            plain = [r for r in report.rows if r.node == row.node and not (r.quantised_variant or r.fp8_cache)]
+            plain = [
+                r for r in report.rows if r.node == row.node and not (r.quantised_variant or r.fp8_cache)
+            ]
             assert all(row.purchase.gpus_bought < r.purchase.gpus_bought for r in plain)
 
 
@@ -217,12 +358,20 @@ def test_json_and_csv_say_the_same():
         (("--model", LLAMA_8B, "--concurrency", "4", "--max-model-len", "auto"), "auto"),
         (("--model", LLAMA_8B, "--prompt-tokens", "4"), "--concurrent-users"),
         (("--concurrency", "4", "--max-model-len", "4096"), "--model"),
-        (("--model", LLAMA_8B, "--concurrency", "4", "--max-model-len", "4096", "--vendor", "none"), "--vendor"),
-        (("--model", LLAMA_8B, "--concurrency", "4", "--max-model-len", "4096", "--sort", "cost"), "--prices"),
+        (
+            ("--model", LLAMA_8B, "--concurrency", "4", "--max-model-len", "4096", "--vendor", "none"),
+            "--vendor",
+        ),
+        (
+            ("--model", LLAMA_8B, "--concurrency", "4", "--max-model-len", "4096", "--sort", "cost"),
+            "--prices",
+        ),
         (("--model", LLAMA_8B, "--trace", "/no/such.jsonl"), "No such file"),
     ],
 )
-def test_bad_questions_are_one_line_and_exit_code_2(words: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]):
+def test_bad_questions_are_one_line_and_exit_code_2(
+    words: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
+):
     assert run(["size", *words]) == 2
     err = capsys.readouterr().err
     assert hint in err

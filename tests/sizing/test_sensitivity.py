@@ -5,16 +5,36 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from asking import GPT_OSS, LLAMA_8B, answered
 from vllm_capacity.releases import get_release, supported_releases
 from vllm_capacity.sizing.sensitivity import Assumption, Case, Sensitivity, with_context
 
-from asking import GPT_OSS, LLAMA_8B, answered
-
 QUESTIONS = {
-    "gpt-oss, 8-bit cache": ("--model", GPT_OSS, "--max-model-len", "32K", "--concurrency", "64", "--gpu", "H100"),
-    "workload with a tail": ("--model", LLAMA_8B, "--prompt-tokens", "3000", "--prompt-p95", "9000", "--output-tokens", "500",
-                             "--concurrent-users", "200", "--gpu", "L40S"),
-}  # fmt: skip
+    "gpt-oss, 8-bit cache": (
+        "--model",
+        GPT_OSS,
+        "--max-model-len",
+        "32K",
+        "--concurrency",
+        "64",
+        "--gpu",
+        "H100",
+    ),
+    "workload with a tail": (
+        "--model",
+        LLAMA_8B,
+        "--prompt-tokens",
+        "3000",
+        "--prompt-p95",
+        "9000",
+        "--output-tokens",
+        "500",
+        "--concurrent-users",
+        "200",
+        "--gpu",
+        "L40S",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -24,8 +44,12 @@ def test_the_last_value_holds_and_the_next_does_not(name: str):
     case = Case(next(c for c in question.models if c.name == row.model), row, question)
     assert case.holds()
     assert {item.assumption for item in report.sensitivities} >= {
-        Assumption.CONTEXT, Assumption.CONCURRENCY, Assumption.UTILIZATION, Assumption.BATCHED_TOKENS, Assumption.RELEASE,
-    }  # fmt: skip
+        Assumption.CONTEXT,
+        Assumption.CONCURRENCY,
+        Assumption.UTILIZATION,
+        Assumption.BATCHED_TOKENS,
+        Assumption.RELEASE,
+    }
     for item in report.sensitivities:
         assert holds(case, item, item.last), item
         if item.flips:
@@ -39,7 +63,9 @@ def holds(case: Case, item: Sensitivity, value: str) -> bool:
     args, demand = case.row.args, case.question.demand
     match item.assumption:
         case Assumption.CONTEXT:
-            return case.holds(args=replace(args, max_model_len=int(value)), demand=with_context(demand, int(value)))
+            return case.holds(
+                args=replace(args, max_model_len=int(value)), demand=with_context(demand, int(value))
+            )
         case Assumption.CONCURRENCY:
             return case.holds(demand=replace(demand, sequences=int(value)))
         case Assumption.UTILIZATION:
