@@ -216,9 +216,7 @@ def entry(row: dict[str, str], configs: Path, quantization: Path) -> dict[str, A
     added = ADDED.get(row["model_id"])
     if added:
         config |= {k: {**config.get(k, {}), **v} if isinstance(v, dict) else v for k, v in added.items()}
-        fields["note"] = _what_was_set(added) + (
-            f"; {fields['note']}" if "note" in fields else ""
-        )
+        fields["note"] = _what_was_set(added) + (f"; {fields['note']}" if "note" in fields else "")
     beside = quantization / row["file"]
     if beside.is_file() and config.get("quantization_config") is None:
         block = json.loads(beside.read_text())

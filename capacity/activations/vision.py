@@ -115,7 +115,9 @@ def largest_item(ctx: RankContext) -> Item | None:
     allowed = limits(ctx)
     items = [item for item in _items(ctx) if allowed.get(item.modality, UNLIMITED) > 0]
     if any(item.tokens < 1 for item in items):
-        raise InputError(f"{ctx.config.name}: the vision part's image or patch size leaves an image without a token")
+        raise InputError(
+            f"{ctx.config.name}: the vision part's image or patch size leaves an image without a token"
+        )
     return max(items, key=lambda item: (item.tokens, item.modality), default=None)
 
 

@@ -75,7 +75,10 @@ def _made_at_import(ctx: RankContext) -> bool:
     """Whether this rank's dense MLA layers made vLLM go through its list of backends (platforms/cuda.py), FlashInfer's
     among them.
     """
-    if not ctx.release.has("flashinfer_mla_workspace_at_import") or ctx.engine.args.attention_backend is not None:
+    if (
+        not ctx.release.has("flashinfer_mla_workspace_at_import")
+        or ctx.engine.args.attention_backend is not None
+    ):
         return False
     return any(isinstance(m, MultiHeadLatentAttention) for group, _ in ctx.layers for m in group.mixers)
 

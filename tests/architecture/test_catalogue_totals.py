@@ -99,7 +99,8 @@ COMPUTED: dict[str, Difference] = {
     "moonshotai/Kimi-K3": lambda a: 69 * 32,
     "baidu/ERNIE-4.5-21B-A3B-PT": prediction_layer(0, norms=2),
     **dict.fromkeys(
-        ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1-0528", "deepseek-ai/DeepSeek-V3.1"), _mtp_and_scales(2)
+        ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1-0528", "deepseek-ai/DeepSeek-V3.1"),
+        _mtp_and_scales(2),
     ),
     # this count leaves the scales out
     "deepseek-ai/DeepSeek-R1": prediction_layer(copies=2),
@@ -107,26 +108,43 @@ COMPUTED: dict[str, Difference] = {
     # the checkpoint has scales of the indexer's weights_proj too, 1 x 56 blocks a layer; vLLM runs it unquantised
     "deepseek-ai/DeepSeek-V3.2-Exp": _plus(_mtp_and_scales(2), lambda a: (a.num_hidden_layers + 1) * 56),
     **dict.fromkeys(("zai-org/GLM-5", "zai-org/GLM-5.1"), prediction_layer()),
-    **dict.fromkeys(("zai-org/GLM-4.5", "zai-org/GLM-4.5-Air", "zai-org/GLM-4.7"), prediction_layer(copies=2)),
+    **dict.fromkeys(
+        ("zai-org/GLM-4.5", "zai-org/GLM-4.5-Air", "zai-org/GLM-4.7"), prediction_layer(copies=2)
+    ),
     "QuantTrio/GLM-4.7-AWQ": prediction_layer(copies=2),
     "zai-org/GLM-4.6": prediction_layer(),
     **dict.fromkeys(
         (
-            "Qwen/Qwen3-Next-80B-A3B-Instruct", "XiaomiMiMo/MiMo-7B-Base", "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B",
-            "Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.5-122B-A10B", "Qwen/Qwen3.5-397B-A17B",
+            "Qwen/Qwen3-Next-80B-A3B-Instruct",
+            "XiaomiMiMo/MiMo-7B-Base",
+            "Qwen/Qwen3.5-9B",
+            "Qwen/Qwen3.5-27B",
+            "Qwen/Qwen3.5-35B-A3B",
+            "Qwen/Qwen3.5-122B-A10B",
+            "Qwen/Qwen3.5-397B-A17B",
         ),
         prediction_layer(),
     ),
     **dict.fromkeys(
-        ("Qwen/Qwen3-235B-A22B-FP8", "Qwen/Qwen3-30B-A3B-FP8", "Qwen/Qwen3-32B-FP8", "MiniMaxAI/MiniMax-M2.5"),
+        (
+            "Qwen/Qwen3-235B-A22B-FP8",
+            "Qwen/Qwen3-30B-A3B-FP8",
+            "Qwen/Qwen3-32B-FP8",
+            "MiniMaxAI/MiniMax-M2.5",
+        ),
         block_scales,
     ),
     # one weight scale and one input scale for each of 7 linears a layer
     "mistralai/Devstral-Small-2-24B-Instruct-2512": lambda a: a.num_hidden_layers * 7 * 2,
     **dict.fromkeys(
         (
-            "google/medgemma-27b-it", "tiiuae/falcon-7b", "tiiuae/falcon-7b-instruct", "tiiuae/falcon-40b",
-            "tiiuae/falcon-180B-chat", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B",
+            "google/medgemma-27b-it",
+            "tiiuae/falcon-7b",
+            "tiiuae/falcon-7b-instruct",
+            "tiiuae/falcon-40b",
+            "tiiuae/falcon-180B-chat",
+            "Qwen/Qwen3-0.6B",
+            "Qwen/Qwen3-1.7B",
         ),
         tied_head,
     ),
@@ -165,25 +183,37 @@ NAMED: dict[str, str] = {
     "stepfun-ai/step3": _NO_VISION,
     **dict.fromkeys(
         (
-            "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
-            "deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro", "XiaomiMiMo/MiMo-V2-Flash",
-            "Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", "zai-org/GLM-5-FP8", "zai-org/GLM-5.1-FP8", "zai-org/GLM-5.2",
-            "zai-org/GLM-5.2-FP8", "zai-org/GLM-5.3",
+            "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8",
+            "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
+            "deepseek-ai/DeepSeek-V4-Flash",
+            "deepseek-ai/DeepSeek-V4-Pro",
+            "XiaomiMiMo/MiMo-V2-Flash",
+            "Qwen/Qwen3-Next-80B-A3B-Instruct-FP8",
+            "zai-org/GLM-5-FP8",
+            "zai-org/GLM-5.1-FP8",
+            "zai-org/GLM-5.2",
+            "zai-org/GLM-5.2-FP8",
+            "zai-org/GLM-5.3",
         ),
         _MTP,
     ),
     **dict.fromkeys(
         (
-            "ibm-granite/granite-3.3-8b-instruct-FP8", "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic",
-            "TheBloke/Llama-2-13B-chat-GPTQ", "TheBloke/Llama-2-70B-GPTQ", "moonshotai/Kimi-K2-Instruct",
+            "ibm-granite/granite-3.3-8b-instruct-FP8",
+            "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic",
+            "TheBloke/Llama-2-13B-chat-GPTQ",
+            "TheBloke/Llama-2-70B-GPTQ",
+            "moonshotai/Kimi-K2-Instruct",
             "moonshotai/Kimi-K2-Instruct-0905",
         ),
         _SCALES,
     ),
     **dict.fromkeys(
         (
-            "openai/whisper-large-v3", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4",
-            "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4",
+            "openai/whisper-large-v3",
+            "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4",
+            "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4",
+            "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4",
             "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4",
         ),
         _ROUNDED,
