@@ -11,7 +11,7 @@ from vllm_capacity.cli.inputs import degrees_of, engine_args_of
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.models import load_model
-from vllm_capacity.sizing.demand import Demand, from_concurrency, from_workload
+from vllm_capacity.sizing.demand import LENGTH_STEP, Demand, from_concurrency, from_workload
 from vllm_capacity.sizing.layouts import Fixed
 from vllm_capacity.sizing.nodes import choose_nodes
 from vllm_capacity.sizing.rank import Sort, ranked, without_needless_loss
@@ -77,14 +77,10 @@ def ask(command_line: Sequence[str], flags: Mapping[str, Any], options: Mapping[
     )
     demand = _demand(options, line.args)
     args = replace(line.args, max_model_len=line.args.max_model_len or demand.longest_tokens)
-    if (
-        args.max_model_len is not None
-        and args.max_model_len < demand.longest_tokens
-        and options.get("trace") is None
-    ):
+    if line.args.max_model_len is not None and line.args.max_model_len <= demand.longest_tokens - LENGTH_STEP:
         raise InputError(
-            f"--max-model-len {args.max_model_len} is below the {demand.longest_tokens} tokens "
-            "of the longest request; leave it out"
+            f"--max-model-len {line.args.max_model_len} is below the longest request (up to {demand.longest_tokens} tokens); "
+            "leave it out"
         )
     prices = None
     if options.get("prices"):

@@ -367,6 +367,21 @@ def test_json_and_csv_say_the_same():
             "--prices",
         ),
         (("--model", LLAMA_8B, "--trace", "/no/such.jsonl"), "No such file"),
+        (
+            (
+                "--model",
+                LLAMA_8B,
+                "--prompt-tokens",
+                "9000",
+                "--output-tokens",
+                "9",
+                "--concurrent-users",
+                "4",
+                "--max-model-len",
+                "8K",
+            ),
+            "--max-model-len 8192",
+        ),
     ],
 )
 def test_bad_questions_are_one_line_and_exit_code_2(
