@@ -32,7 +32,7 @@ EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
 @click.option("--free-memory", metavar="SIZE", help="Free at start-up, where others use the GPU too.")
 @click.option("--used-memory", metavar="SIZE", help="Used by others at start-up.")
 @click.option("--vllm-version", metavar="X.Y.Z", help="Default: the installed vLLM's, else the newest known.")
-@click.option("--usage", type=click.Choice(["server", "offline"]), default=None, help="vllm serve (default) or the LLM class")
+@click.option("--usage", type=click.Choice(["server", "offline"]), default=None, help="vllm serve (default) or LLM")
 @click.option("--concurrency", type=click.IntRange(min=1), help="Do this many requests of --max-model-len fit at once?")
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable of the server.")
 @click.option("--calibration", metavar="FILE|none", help="Correction factors to use instead of the built-in ones.")
@@ -43,7 +43,7 @@ EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
 @click.option("--python", default=None, metavar="PATH", help="With --check: the Python that has vLLM. Default: this one.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON (see `vllm-capacity schema`).")
 @click.option("--plot", metavar="FILE", type=click.Path(path_type=Path), help="A stacked bar per GPU, .svg or .png.")
-@click.option("--emit", type=click.Choice(["serve", "compose", "kubernetes"]), help="A deployment snippet instead of the plan.")
+@click.option("--emit", type=click.Choice(["serve", "compose", "kubernetes"]), help="A deployment snippet, not the plan.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, help="With --emit. Default: 8.")
 @engine_options
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- vllm serve MODEL ...]")
