@@ -222,3 +222,19 @@ def test_a_parameters_role_is_the_plans(name, role):
 def test_other_releases_and_pythons_are_refused(stand_in, capsys):
     assert run(["dry-run", *FLAGS, "--python", str(stand_in([], version="0.11.0"))]) == 2
     assert "--python has 0.11.0" in capsys.readouterr().err
+
+
+def test_an_architecture_that_the_plan_does_not_know_is_run_all_the_same(stand_in, capsys, tmp_path):
+    folder = tmp_path / "new"
+    folder.mkdir()
+    base = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "vocab_size": 151936}
+    (folder / "config.json").write_text(json.dumps({**base, "architectures": ["BrandNewForCausalLM"]}))
+    flags = ["--model", str(folder), *FLAGS[2:]]
+    assert run(["plan", *flags, "--vllm-version", "0.26.0"]) == 2
+    assert "vllm-capacity dry-run" in capsys.readouterr().err
+    python = stand_in([HELLO, answer(SELF_TEST), answer(QWEN), answer(KV)])
+    assert run(["dry-run", *flags, "--python", str(python), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["ranks"][0]["activation_peak_bytes"] == MEASURED_PEAK - CUBLAS_WORKSPACE
+    assert result["dry_run"]["unseen_terms"] == []
+    assert any("no analytical plan" in text for text in result["warnings"])
