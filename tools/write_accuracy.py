@@ -17,9 +17,21 @@ from accuracy import DATA, ROOT, TERMS, Case, Figure, cases, why
 PAGE = ROOT / "docs" / "accuracy.md"
 ACCEPTED = DATA / "records" / "accuracy.json"
 
-BEYOND = {"available_kv": 0.03, "weights": 0.03, "activation_peak": 0.03, "non_torch": 0.03, "graph_estimate": 0.30}
+BEYOND = {
+    "available_kv": 0.03,
+    "weights": 0.03,
+    "activation_peak": 0.03,
+    "non_torch": 0.03,
+    "graph_estimate": 0.30,
+}
 """Errors relative to the measured figure that need a name in tests/data/records/explained.yaml."""
-NOTICEABLE = {"available_kv": 0.001, "weights": 0.0, "activation_peak": 0.0, "non_torch": 0.001, "graph_estimate": 0.0015}
+NOTICEABLE = {
+    "available_kv": 0.001,
+    "weights": 0.0,
+    "activation_peak": 0.0,
+    "non_torch": 0.001,
+    "graph_estimate": 0.0015,
+}
 """And at least this part of the device: an error of a few MiB needs no name, whatever it is relative to."""
 
 _HEADS = {
@@ -106,7 +118,11 @@ def _summary(found: Sequence[Case]) -> list[str]:
         lines.append(
             f"| {_HEADS[term]} | {_stats(term, both)} | {_stats(term, unseen, middle=False) if unseen else '0 | | '} |"
         )
-    plain = [abs(f.error) / c.device_bytes * 100 for c, f in _errors(found, "available_kv") if not why(c, "available_kv")]
+    plain = [
+        abs(f.error) / c.device_bytes * 100
+        for c, f in _errors(found, "available_kv")
+        if not why(c, "available_kv")
+    ]
     return [
         *lines,
         "",
@@ -171,7 +187,9 @@ def _groups(found: Sequence[Case], title: str, key) -> list[str]:  # type: ignor
     for name in sorted({key(c) for c in found}):
         group = [c for c in found if key(c) == name]
         kv = [abs(f.error) / c.device_bytes * 100 for c, f in _errors(group, "available_kv")]
-        activation = [abs(f.error) / f.measured * 100 for _, f in _errors(group, "activation_peak") if f.measured]
+        activation = [
+            abs(f.error) / f.measured * 100 for _, f in _errors(group, "activation_peak") if f.measured
+        ]
         non_torch = [abs(f.error) / 2**20 for _, f in _errors(group, "non_torch")]
         lines.append(
             f"| {name} | {len(group)} | {f'{mean(kv):.3f} | {max(kv):.3f}' if kv else ' | '} |"
@@ -197,7 +215,9 @@ def _misses(known: Sequence[Case]) -> list[str]:
 def accepted() -> dict[str, dict[str, int]]:
     """Absolute errors in bytes, by run and term, of the plan as it is now."""
     return {
-        c.name: {term: abs(f.error) for term in TERMS if (f := c.figure(term)) is not None} for c in cases() if c.figures
+        c.name: {term: abs(f.error) for term in TERMS if (f := c.figure(term)) is not None}
+        for c in cases()
+        if c.figures
     }
 
 

@@ -21,34 +21,73 @@ EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
     "plan",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
 )
-@click.option("--model", metavar="MODEL", help="A folder, a config.json, a catalogue id, or a Hugging Face id.")
+@click.option(
+    "--model", metavar="MODEL", help="A folder, a config.json, a catalogue id, or a Hugging Face id."
+)
 @click.option("--revision", metavar="REV", help="Branch, tag or commit on the Hub.")
 @click.option("--offline", is_flag=True, help="Never ask the Hub.")
-@click.option("--weights", type=click.Choice(["auto", "headers", "config"]), default="auto",
-              help="Sizes from safetensors headers or from the config; auto: headers where they are local or cached.")
-@click.option("--gpu", metavar="NAME", help="A GPU of the catalogue (`gpus`). Default: the local one, else H100-80GB.")
-@click.option("--gpu-memory", metavar="SIZE", help="Total memory of a GPU that is not in the catalogue, as CUDA reports it.")
+@click.option(
+    "--weights",
+    type=click.Choice(["auto", "headers", "config"]),
+    default="auto",
+    help="Sizes from safetensors headers or from the config; auto: headers where they are local or cached.",
+)
+@click.option(
+    "--gpu", metavar="NAME", help="A GPU of the catalogue (`gpus`). Default: the local one, else H100-80GB."
+)
+@click.option(
+    "--gpu-memory",
+    metavar="SIZE",
+    help="Total memory of a GPU that is not in the catalogue, as CUDA reports it.",
+)
 @click.option("--compute-capability", metavar="X.Y", help="Its compute capability, with --gpu-memory.")
 @click.option("--free-memory", metavar="SIZE", help="Free at start-up, where others use the GPU too.")
 @click.option("--used-memory", metavar="SIZE", help="Used by others at start-up.")
 @click.option("--vllm-version", metavar="X.Y.Z", help="Default: the installed vLLM's, else the newest known.")
-@click.option("--usage", type=click.Choice(["server", "offline"]), default=None, help="vllm serve (default) or LLM")
-@click.option("--concurrency", type=click.IntRange(min=1), help="Do this many requests of --max-model-len fit at once?")
-@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable of the server.")
-@click.option("--calibration", metavar="FILE|none", help="Correction factors to use instead of the built-in ones.")
-@click.option("--allow-unmodelled", is_flag=True, help="Accept flags whose memory is not modelled; widens the interval.")
+@click.option(
+    "--usage", type=click.Choice(["server", "offline"]), default=None, help="vllm serve (default) or LLM"
+)
+@click.option(
+    "--concurrency", type=click.IntRange(min=1), help="Do this many requests of --max-model-len fit at once?"
+)
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable of the server."
+)
+@click.option(
+    "--calibration", metavar="FILE|none", help="Correction factors to use instead of the built-in ones."
+)
+@click.option(
+    "--allow-unmodelled", is_flag=True, help="Accept flags whose memory is not modelled; widens the interval."
+)
 @click.option("--no-suggestions", is_flag=True, help="Leave out the re-planned changes.")
-@click.option("--explain", metavar="TERM", help="Print a term's or component's formula with its numbers and source.")
-@click.option("--check", type=click.Choice(["dry-run"]), help="Run vLLM's own start-up too; print what differs.")
-@click.option("--python", default=None, metavar="PATH", help="With --check: the Python that has vLLM. Default: this one.")
+@click.option(
+    "--explain", metavar="TERM", help="Print a term's or component's formula with its numbers and source."
+)
+@click.option(
+    "--check", type=click.Choice(["dry-run"]), help="Run vLLM's own start-up too; print what differs."
+)
+@click.option(
+    "--python",
+    default=None,
+    metavar="PATH",
+    help="With --check: the Python that has vLLM. Default: this one.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON (see `vllm-capacity schema`).")
-@click.option("--plot", metavar="FILE", type=click.Path(path_type=Path), help="A stacked bar per GPU, .svg or .png.")
-@click.option("--emit", type=click.Choice(["serve", "compose", "kubernetes"]), help="A deployment snippet, not the plan.")
+@click.option(
+    "--plot", metavar="FILE", type=click.Path(path_type=Path), help="A stacked bar per GPU, .svg or .png."
+)
+@click.option(
+    "--emit",
+    type=click.Choice(["serve", "compose", "kubernetes"]),
+    help="A deployment snippet, not the plan.",
+)
 @click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, help="With --emit. Default: 8.")
 @engine_options
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- vllm serve MODEL ...]")
 @click.pass_context
-def command(ctx: click.Context, /, command_line: tuple[str, ...], as_json: bool, explain: str | None, **options: Any) -> int:
+def command(
+    ctx: click.Context, /, command_line: tuple[str, ...], as_json: bool, explain: str | None, **options: Any
+) -> int:
     """Say whether a model starts, how much KV cache it gets, and where every byte goes.
 
     \b
@@ -98,7 +137,9 @@ def command(ctx: click.Context, /, command_line: tuple[str, ...], as_json: bool,
         from vllm_capacity.inputs.command_line import emit_command_line
         from vllm_capacity.report.text import print_plans
 
-        serve = emit_command_line(inputs.model, replace(inputs.args, tensor_parallel_size=inputs.degrees[0]), inputs.release)
+        serve = emit_command_line(
+            inputs.model, replace(inputs.args, tensor_parallel_size=inputs.degrees[0]), inputs.release
+        )
         print_plans(plans, Console(highlight=False, emoji=False), serve_line=serve)
     return exit_code(plans)
 
