@@ -227,7 +227,13 @@ def test_other_releases_and_pythons_are_refused(stand_in, capsys):
 def test_an_architecture_that_the_plan_does_not_know_is_run_all_the_same(stand_in, capsys, tmp_path):
     folder = tmp_path / "new"
     folder.mkdir()
-    base = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "vocab_size": 151936}
+    base = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "vocab_size": 151936,
+    }
     (folder / "config.json").write_text(json.dumps({**base, "architectures": ["BrandNewForCausalLM"]}))
     flags = ["--model", str(folder), *FLAGS[2:]]
     assert run(["plan", *flags, "--vllm-version", "0.26.0"]) == 2
