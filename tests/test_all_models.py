@@ -21,6 +21,7 @@ _SPEC.loader.exec_module(plan_all_configs)
 Outcome, plan_on_newest = plan_all_configs.Outcome, plan_all_configs.plan_on_newest
 
 REFUSED = {
+    "TheBloke/Genz-70b-GPTQ": "the last release with ExLlama kernels for it was 0.21.0",
     "bryce-hoehn/Qwen3.5-25B-REAP-A3B-Coding": "no attribute 'vision_config'",
     "delsakov/Mistral-Small-4-119B-2603-AWQ": "No model architectures are specified",
     "delsakov/Mistral-Small-4-119B-2603-MLX-4bit": "No model architectures are specified",
@@ -41,8 +42,6 @@ REFUSED = {
 
 NOT_MODELLED = {
     "openbmb/MiniCPM-V-2_6-derived",
-    "TheBloke/Genz-70b-GPTQ",
-    "xmadai/Mistral-Small-Instruct-2409-xMADai-INT4",
 }
 """What vLLM runs and this tool does not: named in the error, never planned by a guess."""
 
@@ -50,6 +49,7 @@ OLDER = {
     "MiniMaxAI/MiniMax-M1-80k": "0.23.0",
     "Qwen/Qwen-72B": "0.23.0",
     "Qwen/Qwen-VL-Chat-Int4": "0.23.0",
+    "xmadai/Mistral-Small-Instruct-2409-xMADai-INT4": "0.21.0",
     "stvlynn/Qwen-7B-Chat-Cantonese": "0.23.0",
     "reubzdubz/Molmo7B_D_NF4Quant": "0.27.1",
     "tencent/Hunyuan-A13B-Instruct": "0.28.0",

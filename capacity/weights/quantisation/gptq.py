@@ -20,6 +20,7 @@ from vllm_capacity.weights.quantisation.base import (
     Scheme,
 )
 from vllm_capacity.weights.quantisation.compressed_tensors import head_as_linear
+from vllm_capacity.weights.quantisation.exllama import ExLlama
 from vllm_capacity.weights.quantisation.ignored import classes_of, compile_pattern, strings
 from vllm_capacity.weights.quantisation.wna16_experts import moe_wna16_experts, wna16_experts
 from vllm_capacity.weights.quantisation.wna16_linear import WNA16, Layout, wna16_linear
@@ -87,17 +88,14 @@ class Gptq(QuantisationMethod):
     def vocab_at(self, prefix: str) -> Scheme | None:
         return self.at(prefix) if self.lm_head and prefix.endswith("lm_head") else None
 
-    def _scheme(self, bits: int, group: int, act_order: bool, symmetric: bool) -> _Rule:
+    def _scheme(self, bits: int, group: int, act_order: bool, symmetric: bool) -> Scheme:
         if type(bits) is not int or type(group) is not int or group == 0 or group < -1:
             raise InputError(
                 f"{self.context.model}: bits {bits!r:.20} and group_size {group!r:.20} must be integers"
             )
         if (bits, symmetric) not in ((4, True), (8, True)):
             if self.context.release.has("gptq_exllama"):
-                raise InputError(
-                    f"{self.context.model}: {bits}-bit GPTQ with sym={symmetric} on ExLlama kernels"
-                    f" (vLLM {self.context.release.version}) is not modelled"
-                )
+                return ExLlama(self.context, bits, group, act_order and group != -1)
             raise RefusedError(
                 Reason.UNSUPPORTED_BY_RELEASE,
                 f"Unsupported quantization config: bits={bits}, sym={symmetric} (vLLM"
