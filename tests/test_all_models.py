@@ -40,9 +40,7 @@ REFUSED = {
 }
 """What no supported release of vLLM starts, and a part of its sentence."""
 
-NOT_MODELLED = {
-    "openbmb/MiniCPM-V-2_6-derived",
-}
+NOT_MODELLED: frozenset[str] = frozenset()
 """What vLLM runs and this tool does not: named in the error, never planned by a guess."""
 
 OLDER = {

@@ -162,6 +162,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     **_rows("olmoe:apertus", "ApertusForCausalLM"),
     **_rows("older_vision:phi3_v", "Phi3VForCausalLM"),
     **_rows("older_vision:molmo", "MolmoForCausalLM"),
+    **_rows("minicpmv:minicpm_v", "MiniCPMV"),
     **_rows("vision_language:qwen2_vl", "Qwen2VLForConditionalGeneration"),
     **_rows("vision_language:mistral3", "Mistral3ForConditionalGeneration"),
     **_rows("vision_language:gemma4_multimodal", "Gemma4ForConditionalGeneration"),
