@@ -87,8 +87,7 @@ def layer_phases(
                 yield _mlp(
                     ctx,
                     sizes,
-                    group.feed_forward.intermediate_size,
-                    group.feed_forward.gated,
+                    group.feed_forward,
                     mixer,
                     kept,
                 )
@@ -97,16 +96,15 @@ def layer_phases(
 def _mlp(
     ctx: RankContext,
     sizes: Sizes,
-    intermediate: int,
-    gated: bool,
+    mlp: DenseMLP,
     mixer: Mixer,
     kept: tuple[MemoryTerm, ...],
 ) -> Phase:
     """gate_up -> activation -> down. Compiled: attention output, both residuals and the widest pair of MLP
     tensors.
     """
-    width = share(intermediate, sizes.tp)
-    wide = 2 * width if gated else width
+    width = share(mlp.intermediate_size, sizes.tp)
+    wide = 2 * width if mlp.gated else width
     reduced = sizes.hidden if sizes.tp > 1 else 0
     terms = list(kept)
     warm = 0
@@ -149,13 +147,15 @@ def _mlp(
         terms += [activated, flush] if timed >= entered.n_bytes else [entered]
     else:
         low = sizes.tokens * (3 * sizes.hidden + wide + width) * sizes.el
+        widest = "max(gate_up, hidden + reduced)" if mlp.frees_gate_up else "gate_up + hidden + reduced"
         terms.append(
             transient(
                 "mlp_eager",
-                "tokens * (4 * hidden + reduced + gate_up + down_in) * el",
+                f"tokens * (3 * hidden + down_in + {widest}) * el",
                 EAGER,
                 low=low,
-                note="caller's hidden state and residual, normed output, gate_up, activation, down's output",
+                note="caller's hidden state and residual, normed output, gate_up, activation, down's output"
+                + (" once gate_up is gone" if mlp.frees_gate_up else ""),
                 tokens=sizes.tokens,
                 hidden=sizes.hidden,
                 reduced=reduced,

@@ -62,7 +62,8 @@ def llama_like(
             *extra_layer_modules,
         )  # fmt: skip
         return LayerGroup(indices=indices, modules=modules, mixers=(mixer,),
-                          feed_forward=DenseMLP(intermediate_size=intermediate))  # fmt: skip
+                          # models/llama.py: LlamaMLP.forward (0.26.0) overwrites x three times
+                          feed_forward=DenseMLP(intermediate_size=intermediate, frees_gate_up=True))  # fmt: skip
 
     tied = common.tied(config)
     return Architecture(

@@ -237,10 +237,15 @@ Mixer = Attention | MultiHeadLatentAttention | StateSpace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseMLP:
-    """`intermediate_size` is the width of one of gate and up; `gated` False means up and down only."""
+    """`intermediate_size` is the width of one of gate and up; `gated` False means up and down only.
+
+    `frees_gate_up`: the class's forward drops its reference to gate_up before down runs (`x = act(x)`), so that without
+    compilation the two and down's output never exist at once.
+    """
 
     intermediate_size: int
     gated: bool = True
+    frees_gate_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

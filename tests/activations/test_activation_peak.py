@@ -135,3 +135,20 @@ def test_more_tokens_or_sequences_never_need_less() -> None:
         )
     ]
     assert peaks == sorted(peaks)
+
+
+def test_an_mlp_that_overwrites_its_input_never_holds_gate_up_and_downs_output_at_once() -> None:
+    """Equal to vLLM 0.26.0's own worker on tensors without storage (`plan --check dry-run`, H200, eager, 8,192 tokens,
+    64 sequences): Llama-3.1-8B at tp1 and phi-4 at tp2.
+    """
+    from vllm_capacity import plan
+
+    for model, tp, peak in (
+        ("meta-llama/Llama-3.1-8B-Instruct", 1, 939_526_144),
+        ("microsoft/phi-4", 2, 725_616_640),
+    ):
+        answer = plan(
+            model, gpu="H200", vllm_version="0.26.0", tensor_parallel_size=tp, enforce_eager=True, max_num_seqs=64,
+            suggestions=False,
+        )  # fmt: skip
+        assert answer.ranks[0].activation.n_bytes == peak  # type: ignore[union-attr]
