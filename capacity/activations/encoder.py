@@ -65,7 +65,8 @@ def encoder_phases(
     if not profiles_encoder(ctx) or batch is None or shape is None:
         return [], ()
     stays = _stays(ctx, batch, shape)
-    return [phase("encoder", (*kept, *stays, _working(ctx, batch, shape)))], stays
+    working = (_resampling if shape.resampled else _working)(ctx, batch, shape)
+    return [phase("encoder", (*kept, *stays, working))], stays
 
 
 def _stays(ctx: RankContext, batch: EncoderBatch, shape: Tower) -> tuple[MemoryTerm, ...]:
@@ -127,3 +128,41 @@ def _working(ctx: RankContext, batch: EncoderBatch, shape: Tower) -> MemoryTerm:
         high=batch.count * (item.patches * (4 * shape.hidden + 8 * width + 3 * wide) + pixels) * el,
     )
     return t
+
+
+def _resampling(ctx: RankContext, batch: EncoderBatch, shape: Tower) -> MemoryTerm:
+    """The resampler behind the tower, whole on every rank: while its scores are computed, every patch is alive in its width
+    as normed input, position, their sum, key and value; beside them the tower's output, the padded pixels and three
+    tensors of queries. Scores are [slices * heads, queries, patches], heads of 128 (torch's attention returns its weights).
+
+    `low`: the positions gone; `high`: a second copy of the scores and of the input.
+    Source: models/minicpmv.py (Resampler2_5.forward), torch.nn.functional.multi_head_attention_forward.
+    """
+    el, item = DTYPE_BYTES[ctx.engine.dtype], batch.item
+    scores = shape.resampled // 128 * shape.queries
+    copies = 1 if ctx.engine.model_runner == "V1" else 2
+    tower_term = _working(ctx, batch, shape)
+    rest = (
+        item.patches * (shape.hidden + scores)
+        + copies * item.pixel_elements
+        + 3 * item.embeddings * shape.resampled
+    )
+    wide = item.patches * shape.resampled
+    found = transient(
+        "encoder_activations",
+        "items * (patches * (5 * resampled + hidden + scores) + copies * pixels + 3 * embeddings * resampled) * el",
+        "model_executor/models/minicpmv.py: Resampler2_5.forward",
+        component=Component.ENCODER,
+        items=batch.count,
+        patches=item.patches,
+        resampled=shape.resampled,
+        hidden=shape.hidden,
+        scores=scores,
+        copies=copies,
+        pixels=item.pixel_elements,
+        embeddings=item.embeddings,
+        el=el,
+        low=batch.count * (4 * wide + rest) * el,
+        high=batch.count * (6 * wide + rest + item.patches * scores) * el,
+    )
+    return found if found.n_bytes >= tower_term.n_bytes else tower_term

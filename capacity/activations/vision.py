@@ -7,6 +7,7 @@ do), the defaults of the public checkpoints stand here; `--mm-processor-kwargs` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +44,9 @@ class Tower:
     intermediate: int
     gated: bool
     outputs: int
+    resampled: int = 0
+    """Width to which a resampler brings every patch before its queries attend to them; 0 without one."""
+    queries: int = 0
 
 
 LLAMA4_VISION = {
@@ -107,6 +111,8 @@ def tower(ctx: RankContext) -> Tower | None:
         intermediate=intermediate,
         gated=kind in ("qwen2_5_vl", "mistral3", "pixtral"),
         outputs=ctx.architecture.hidden_size * (1 + deepstack),
+        resampled=ctx.architecture.hidden_size if kind == "minicpmv" else 0,
+        queries=_size(ctx.config.root, "query_num", 64) if kind == "minicpmv" else 0,
     )
 
 
@@ -136,6 +142,8 @@ def _items(ctx: RankContext) -> list[Item]:
         return [_llama4(vision, overrides)]
     if kind in ("qwen2_vl", "qwen2_5_vl"):
         return _qwen(ctx, vision, overrides, max_pixels=12_845_056, video_tokens=None)
+    if kind == "minicpmv":
+        return _minicpmv(ctx, vision, overrides)
     if kind.startswith(("qwen3_vl", "qwen3_5")):
         return _qwen(ctx, vision, overrides, max_pixels=16_777_216, video_tokens=153_600)
     return [_unknown(ctx, vision)]
@@ -177,6 +185,32 @@ def _llama4(vision: Mapping[str, Any], overrides: Mapping[str, Any]) -> Item:
         pixel_elements=tiles * 3 * size * size,
         patches=tiles * ((size // patch) ** 2 + 1),
     )
+
+
+def _minicpmv(ctx: RankContext, vision: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[Item]:
+    """A strip of `max_slice_num` squares that the processor cuts into as many slices (at most its `max_slice_nums`, 9 in
+    the public checkpoints) beside an overview of one slice's area; a video of up to 16 frames of one slice each. All slices
+    are padded to the longest (models/minicpmv.py: MiniCPMVProcessingInfo, get_vision_hidden_states).
+    """
+    root, patch = ctx.config.root, _size(vision, "patch_size", 14)
+    side, queries = _size(root, "image_size", 448) // patch, _size(root, "query_num", 64)
+    strip = _size(root, "max_slice_num", 9)
+    cut = min(strip, _size(overrides, "max_slice_nums", 9))
+    slices = cut + 1 if cut > 1 else 1
+    overview = round(side / math.sqrt(strip)) * round(side * math.sqrt(strip))
+    images = slices * queries if limits(ctx).get("image", UNLIMITED) > 0 else 0
+    frames = max(1, min((ctx.engine.max_model_len - images) // queries, 16))
+
+    def item(modality: str, count: int, patches: int) -> Item:
+        return Item(
+            modality=modality,
+            tokens=count * queries,
+            embeddings=count * queries,
+            pixel_elements=count * patches * 3 * patch * patch,
+            patches=count * patches,
+        )
+
+    return [item("image", slices, max(side * side, overview)), item("video", frames, side * side)]
 
 
 def _qwen(
