@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -110,3 +114,32 @@ def test_a_broken_config_gives_a_plan_or_one_error(
     assert time.process_time() - start < SECONDS
     assert error.strip()
     assert "\n" not in error
+
+
+def test_a_million_layers_and_megabytes_of_junk_cost_neither_time_nor_memory(tmp_path: Path) -> None:
+    """Under a second of processor time and 200 MB each, in a process of their own."""
+    entry = find_entry("Qwen/Qwen3-8B")
+    assert entry is not None
+    broken = {
+        "layers": {**entry.config, "num_hidden_layers": 1_000_000},
+        "many": {**entry.config, "num_hidden_layers": 10_000},
+        "junk": {**entry.config, "junk": {f"k{i}": "x" * 50 for i in range(70_000)}},
+    }
+    program = (
+        "import resource, sys; from vllm_capacity.cli import run; "
+        "code = run(['plan', '--gpu', 'H200', '--json', '--model', sys.argv[1]]); "
+        "use = resource.getrusage(resource.RUSAGE_SELF); "
+        # not ru_maxrss: that counts the test process from which this one was started
+        "peak = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')); "
+        "print(code, use.ru_utime + use.ru_stime, peak, file=sys.stderr)"
+    )
+    for name, config in broken.items():
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(config))
+        result = subprocess.run(
+            [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+        )
+        code, seconds, kilobytes = result.stderr.split("\n")[-2].split()
+        assert int(code) in (0, 1, 2, 3)
+        assert float(seconds) < SECONDS, name
+        assert int(kilobytes) < 200_000, name

@@ -6,6 +6,7 @@ clear error that names the key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
@@ -15,6 +16,9 @@ from vllm_capacity.frozen import dataclass
 
 MAX_DIMENSION = 1 << 40
 """Larger than any dimension or count of a real model; a number above it is a broken config."""
+MAX_LAYERS = 10_000
+"""Likewise for layers; work grows with their number, so a broken count must fail before it costs seconds."""
+_LAYER_COUNT = re.compile(r"(^|_)layers?$|^depth$")
 
 _MISSING: Any = object()
 
@@ -172,6 +176,7 @@ def _integer(values: Mapping[str, Any], key: str, default: int | None, minimum: 
         or int(value) != value
     ):
         raise InputError(f"{name}: config key {key!r} must be an integer, not {value!r:.60}")
-    if not minimum <= value <= MAX_DIMENSION:
-        raise InputError(f"{name}: config key {key!r} is {value}, outside [{minimum}, {MAX_DIMENSION}]")
+    most = MAX_LAYERS if value > MAX_LAYERS and _LAYER_COUNT.search(key) else MAX_DIMENSION
+    if not minimum <= value <= most:
+        raise InputError(f"{name}: config key {key!r} is {value}, outside [{minimum}, {most}]")
     return int(value)
