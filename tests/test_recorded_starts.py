@@ -38,12 +38,6 @@ PUBLIC_VALUES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """What the public config.json says where the catalogue's copy was trimmed or edited, by part of the run's name."""
 
-NOT_REPLAYED = {
-    "Kimi-Dev-72B": "no config of it is recorded; its facts borrow Qwen2.5-72B's, whose vocabulary differs",
-    "gpt-oss": "0.19.0 kept 5 to 8 MiB a layer of unswizzled scales that are not modelled",
-}
-"""Why a run's weights are left out, by part of its name."""
-
 
 def arguments(run: Run) -> EngineArgs:
     return parse_engine_args(
@@ -84,9 +78,6 @@ def cases(*needed: str) -> list[Any]:
 @pytest.mark.parametrize("index", cases("model_loading_gib"))
 def test_weights_are_what_model_loading_took(index: int):
     run = RUNS[index]
-    reason = next((why for part, why in NOT_REPLAYED.items() if part.lower() in run.name.lower()), None)
-    if reason:
-        pytest.skip(reason)
     weights = planned(index).ranks[0].budget.totals[Account.WEIGHTS]
     printed = run.measured["model_loading_gib"] * GIB
     assert abs(weights - printed) <= max(0.002 * printed, HALF_A_DIGIT)
