@@ -84,10 +84,10 @@ def test_median_of_non_torch_errors_is_within_a_tenth_of_a_gib() -> None:
     ("case", "figure"), [pytest.param(c, f, id=c.name) for c, f in figures("graph_estimate", PUBLIC)]
 )
 def test_graph_estimate_is_zero_where_vllm_makes_none_and_within_thirty_per_cent_elsewhere(
-    case: Case, figure: Figure
+    case: Case, figure: Figure, request: pytest.FixtureRequest
 ) -> None:
     if why(case, "graph_estimate"):
-        pytest.skip(why(case, "graph_estimate"))
+        request.applymarker(pytest.mark.xfail(reason=why(case, "graph_estimate"), strict=True))
     assert abs(figure.error) <= 0.30 * figure.measured
 
 

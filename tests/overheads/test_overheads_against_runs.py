@@ -27,12 +27,19 @@ NON_TORCH_UNEXPLAINED = {
 }
 
 
+def expect_a_miss(unexplained: dict[str, str], run: Run, request: pytest.FixtureRequest) -> None:
+    """A named miss must still be one: a formula that meets it has to take it off the list."""
+    if run.name in unexplained:
+        request.applymarker(pytest.mark.xfail(reason=unexplained[run.name], strict=True))
+
+
 @pytest.mark.parametrize(("run", "stage", "figures"), STAGES)
 def test_graph_estimate_is_zero_where_vllm_makes_none_and_close_where_it_does(
-    run: Run, stage: int, figures: dict[str, float]
+    run: Run, stage: int, figures: dict[str, float], request: pytest.FixtureRequest
 ) -> None:
-    if "graph_estimate" not in figures or run.name in ESTIMATE_UNEXPLAINED:
-        pytest.skip(ESTIMATE_UNEXPLAINED.get(run.name, "no figure"))
+    if "graph_estimate" not in figures:
+        pytest.skip("no figure")
+    expect_a_miss(ESTIMATE_UNEXPLAINED, run, request)
     predicted = predictions(run, stage)["graph_estimate"]
     assert predicted == pytest.approx(figures["graph_estimate"], rel=0.30, abs=1e-9)
 
@@ -47,19 +54,21 @@ GRAPHS_UNEXPLAINED = {
 
 @pytest.mark.parametrize(("run", "stage", "figures"), STAGES)
 def test_graphs_take_what_was_recorded_within_a_third(
-    run: Run, stage: int, figures: dict[str, float]
+    run: Run, stage: int, figures: dict[str, float], request: pytest.FixtureRequest
 ) -> None:
-    if "graphs" not in figures or run.name in GRAPHS_UNEXPLAINED:
-        pytest.skip(GRAPHS_UNEXPLAINED.get(run.name, "no figure"))
+    if "graphs" not in figures:
+        pytest.skip("no figure")
+    expect_a_miss(GRAPHS_UNEXPLAINED, run, request)
     assert predictions(run, stage)["graphs"] == pytest.approx(figures["graphs"], rel=0.33)
 
 
 @pytest.mark.parametrize(("run", "stage", "figures"), STAGES)
 def test_non_torch_memory_is_met_within_a_tenth_of_a_gib(
-    run: Run, stage: int, figures: dict[str, float]
+    run: Run, stage: int, figures: dict[str, float], request: pytest.FixtureRequest
 ) -> None:
-    if "non_torch" not in figures or run.name in NON_TORCH_UNEXPLAINED:
-        pytest.skip(NON_TORCH_UNEXPLAINED.get(run.name, "no figure"))
+    if "non_torch" not in figures:
+        pytest.skip("no figure")
+    expect_a_miss(NON_TORCH_UNEXPLAINED, run, request)
     assert predictions(run, stage)["non_torch"] == pytest.approx(figures["non_torch"], abs=0.1)
 
 
