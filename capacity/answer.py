@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vllm_capacity.activations.peak import ActivationPeak
     from vllm_capacity.architecture.modules import Architecture
     from vllm_capacity.budget import Account, RankBudget
+    from vllm_capacity.calibration import Coverage
     from vllm_capacity.device import Device
     from vllm_capacity.engine import EngineConfig
     from vllm_capacity.inputs.model_config import ModelConfig
@@ -106,18 +107,6 @@ class HostNeeds:
     shared_memory_bytes: int
     checkpoint_bytes: int
     checkpoint_bytes_source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """How well measured the accounting behind this plan is."""
-
-    source: str
-    """'built-in', or the user's calibration file."""
-    recorded_runs: int
-    """Recorded runs of this release's accounting."""
-    outside_measured: tuple[str, ...]
-    """What of this plan lies outside of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

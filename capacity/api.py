@@ -7,7 +7,6 @@ from typing import Any
 
 from vllm_capacity.answer import Plan, RefusedPlan
 from vllm_capacity.calibration import load_calibration
-from vllm_capacity.cli.inputs import add_headers, choose_device, choose_release, used_by_others
 from vllm_capacity.device import Device
 from vllm_capacity.inputs.config_json import normalise
 from vllm_capacity.inputs.engine_args import parse_engine_args
@@ -15,6 +14,7 @@ from vllm_capacity.inputs.environment import check_environment
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.inputs.models import load_model
 from vllm_capacity.planner import make_plan
+from vllm_capacity.request import add_headers, choose_device, choose_release, used_by_others
 
 
 def plan(

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm_capacity.context import RankContext
 from vllm_capacity.device import Device
@@ -25,9 +25,6 @@ from vllm_capacity.engine import EngineConfig
 from vllm_capacity.errors import InputError
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.releases.release import Release
-
-if TYPE_CHECKING:
-    from vllm_capacity.answer import Coverage
 
 _ENTRY = re.compile(r"^  ([^\s#:][^\s:]*):$", re.MULTILINE)
 _FIELD = re.compile(r"^    ([a-z_]+): (.+)$", re.MULTILINE)
@@ -71,6 +68,18 @@ class Calibration:
         if found is None:
             raise InputError(f"calibration has no entry for {component}")
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """How well measured the accounting behind this plan is."""
+
+    source: str
+    """'built-in', or the user's calibration file."""
+    recorded_runs: int
+    """Recorded runs of this release's accounting."""
+    outside_measured: tuple[str, ...]
+    """What of this plan lies outside of them."""
 
 
 @lru_cache(maxsize=512)
@@ -238,7 +247,6 @@ themselves are not part of the package).
 
 def coverage(ctx: RankContext) -> Coverage:
     """How well measured the accounting behind a plan is, and what of it lies outside of the recorded runs."""
-    from vllm_capacity.answer import Coverage
     from vllm_capacity.releases import get_release
 
     now = ctx.release.has("consumed_accounting")

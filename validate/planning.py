@@ -26,11 +26,11 @@ def plan_request(
     user's.
     """
     from vllm_capacity.calibration import Calibration, load_calibration
-    from vllm_capacity.cli.inputs import choose_device, choose_release
     from vllm_capacity.inputs.engine_args import parse_engine_args
     from vllm_capacity.inputs.models import load_model
     from vllm_capacity.planner import make_plan
     from vllm_capacity.report.json_report import plan_to_dict
+    from vllm_capacity.request import choose_device, choose_release
 
     release, source = choose_release(version, None)
     flags = {k: v for k, v in request.flags.items() if v is not None}

@@ -65,8 +65,8 @@ def _plan(words: list[str]) -> Plan | RefusedPlan:
     """What `plan` makes of these words."""
     from vllm_capacity.cli import plan as plan_command
     from vllm_capacity.cli.engine_options import NAMES
-    from vllm_capacity.cli.inputs import resolve_inputs
     from vllm_capacity.planner import make_plan
+    from vllm_capacity.request import resolve_inputs
 
     context = plan_command.command.make_context("compare", list(words))
     options = dict(context.params)

@@ -57,7 +57,7 @@ def command(
     given = Given(model=model, gpu=gpu, vllm_version=vllm_version, offline=offline)
     diagnosis, rebuilt = diagnose_with_run(record, given)
     if record_file is not None:
-        from vllm_capacity.report.explain_record import run_record
+        from vllm_capacity.validate.explain_record import run_record
         from vllm_capacity.validate.record import append_record
 
         append_record(record_file, run_record(diagnosis, rebuilt))

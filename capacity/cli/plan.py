@@ -12,7 +12,7 @@ from vllm_capacity.cli.engine_options import NAMES, engine_options
 from vllm_capacity.errors import InputError
 
 if TYPE_CHECKING:
-    from vllm_capacity.cli.inputs import Inputs
+    from vllm_capacity.request import Inputs
 
 EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
 
@@ -97,8 +97,8 @@ def command(
     Every flag of `vllm serve` is accepted under its own name. Exit code 0: starts, 1: does not, 3: too close to call,
     2: bad input.
     """
-    from vllm_capacity.cli.inputs import resolve_inputs
     from vllm_capacity.planner import make_plan
+    from vllm_capacity.request import resolve_inputs
 
     if options["check"]:
         return _check(command_line, as_json, options)

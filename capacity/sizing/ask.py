@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_capacity.calibration import load_calibration
-from vllm_capacity.cli.inputs import degrees_of, engine_args_of
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.models import load_model
+from vllm_capacity.request import degrees_of, engine_args_of
 from vllm_capacity.sizing.demand import LENGTH_STEP, Demand, from_concurrency, from_workload
 from vllm_capacity.sizing.layouts import Fixed
 from vllm_capacity.sizing.nodes import choose_nodes

@@ -6,7 +6,7 @@ from importlib.metadata import distribution, version
 from pathlib import Path
 
 import pytest
-from vllm_capacity.cli.inputs import installed_vllm
+from vllm_capacity.request import installed_vllm
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from vllm_capacity.validate.dry_run.run import dry_run
 from vllm_capacity.validate.dry_run.selftest import check_release
 
 if TYPE_CHECKING:
-    from vllm_capacity.cli.inputs import Inputs
+    from vllm_capacity.request import Inputs
 
 EXIT_CODES = {"starts": 0, "does_not_start": 1, "too_close": 3}
 PROBE = "from importlib.metadata import version; print(version('vllm'))"
@@ -42,7 +42,7 @@ def execute(command_line: Sequence[str], flags: Mapping[str, Any], options: Mapp
     """Run and print one dry-run, or update golden data; returns the exit code. Raises InputError."""
     if options["update_golden"]:
         return _update_golden(options)
-    from vllm_capacity.cli.inputs import resolve_inputs
+    from vllm_capacity.request import resolve_inputs
 
     version = options["vllm_version"] or installed_release(options["python"])
     inputs = resolve_inputs(
@@ -77,9 +77,9 @@ def check(
     command_line: Sequence[str], flags: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], tuple[Difference, ...]]:
     """`plan --check dry-run`: the plan as JSON, and where vLLM's own start-up differs. Raises InputError."""
-    from vllm_capacity.cli.inputs import resolve_inputs
     from vllm_capacity.planner import make_plan
     from vllm_capacity.report.json_report import plan_to_dict
+    from vllm_capacity.request import resolve_inputs
 
     python = options["python"]
     version = options.get("vllm_version") or installed_release(python)

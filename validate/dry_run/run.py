@@ -11,7 +11,6 @@ from typing import Any
 
 from vllm_capacity.answer import Plan, RankPlan
 from vllm_capacity.budget import RankBudget, rank_budget
-from vllm_capacity.cli.inputs import Inputs
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError
@@ -21,6 +20,7 @@ from vllm_capacity.ledger import MemoryTerm
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.planner import make_plan
 from vllm_capacity.releases.release import Release
+from vllm_capacity.request import Inputs
 from vllm_capacity.validate.dry_run import ranks as choosing
 from vllm_capacity.validate.dry_run import terms as making
 from vllm_capacity.validate.dry_run.golden import parallel_of
