@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from vllm_capacity.inputs.model_config import ModelConfig
     from vllm_capacity.releases.release import Release
 
-DEFAULT_GPU = "H100-80GB"
 MANY_SHARDS = 8
 """From so many files on, reading their headers shows a progress bar."""
 
@@ -217,7 +216,7 @@ def installed_vllm(path: tuple[str, ...]) -> str | None:
 
 def choose_device(options: Mapping[str, Any]) -> Device:
     """--gpu, else --gpu-memory with --compute-capability, else the local GPU, else H100-80GB; `source` says which."""
-    from vllm_capacity.inputs.gpus import custom_device, find_device
+    from vllm_capacity.inputs.gpus import DEFAULT_GPU, custom_device, find_device
 
     name, memory, capability = (
         options.get("gpu"),

@@ -10,10 +10,9 @@ from typing import Any
 from vllm_capacity.device import Device
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.entries import EntryFile
-from vllm_capacity.inputs.local_gpu import local_device
 from vllm_capacity.units import MIB, gib, parse_size
 
-__all__ = ["DEFAULT_GPU", "custom_device", "find_device", "list_devices", "local_device"]
+__all__ = ["DEFAULT_GPU", "custom_device", "find_device", "list_devices"]
 
 DEFAULT_GPU = "H100-80GB"
 """What a plan assumes without `--gpu` and without a local GPU."""

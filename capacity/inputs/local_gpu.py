@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_capacity.device import Device
+from vllm_capacity.errors import InputError
 from vllm_capacity.frozen import dataclass
+from vllm_capacity.inputs.gpus import NVML_EXCESS, find_device
 
 TIMEOUT_S = 5.0
 
@@ -69,9 +71,6 @@ def _driver_present() -> bool:
 
 
 def _describe(facts: dict[str, Any]) -> LocalDevice:
-    from vllm_capacity.errors import InputError
-    from vllm_capacity.inputs.gpus import NVML_EXCESS, find_device
-
     total, nvml_total = int(facts["total"]), facts.get("nvml_total")
     integrated = bool(facts["integrated"])
     device = Device(
