@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_capacity.answer import Plan, RankPlan, RefusedPlan
 from vllm_capacity.errors import InputError
-from vllm_capacity.ledger import Allocator, Component, Lifetime
+from vllm_capacity.ledger import Component
+from vllm_capacity.report.palette import LINE_COLOURS, LOOKS, heights, name_of
 from vllm_capacity.units import GIB
 
 if TYPE_CHECKING:
@@ -16,26 +17,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".svg", ".png", ".pdf")
 
-_STYLE: dict[Component, tuple[str, str]] = {
-    Component.WEIGHTS: ("#0072B2", ""),
-    Component.KV_CACHE: ("#009E73", ""),
-    Component.ACTIVATION: ("#E69F00", ""),
-    Component.CUDA_GRAPHS: ("#CC79A7", ""),
-    Component.NCCL: ("#56B4E9", "//"),
-    Component.CUSTOM_ALL_REDUCE: ("#56B4E9", ".."),
-    Component.RUNNER_BUFFERS: ("#F0E442", "\\\\"),
-    Component.WORKSPACE: ("#F0E442", "xx"),
-    Component.FLASHINFER: ("#F0E442", "++"),
-    Component.CUDA_CONTEXT: ("#D55E00", ""),
-    Component.LORA: ("#999999", "//"),
-    Component.ENCODER: ("#999999", "\\\\"),
-    Component.SPECULATIVE: ("#999999", "xx"),
-    Component.OFFLOAD: ("#999999", ".."),
-    Component.UNEXPLAINED: ("#000000", ""),
-}
-_ORDER = tuple(_STYLE)
 _LINES = ("-", "--", "-.", ":")
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _MARKERS = "osD^vP"
 
 
@@ -51,14 +33,14 @@ def plot_plans(plans: Sequence[Plan | RefusedPlan], path: Path) -> None:
     seen: set[Component] = set()
     for x, (_, rank) in enumerate(bars):
         bottom = 0.0
-        for component, n_bytes in _heights(rank):
-            colour, hatch = _STYLE[component]
+        for component, n_bytes in heights(rank):
+            look = LOOKS[component]
             height = n_bytes / GIB
-            axes.bar(x, height, 0.6, bottom=bottom, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5,
-                     label=None if component in seen else component.value.replace("_", " "))  # fmt: skip
+            axes.bar(x, height, 0.6, bottom=bottom, color=look.colour, hatch=look.hatch, edgecolor="white", linewidth=0.5,
+                     label=None if component in seen else name_of(component))  # fmt: skip
             if height > 0.045 * rank.budget.requested_bytes / GIB:
                 axes.text(x, bottom + height / 2, f"{height:.1f}", ha="center", va="center", fontsize=9,
-                          color="white" if component is Component.WEIGHTS else "black")  # fmt: skip
+                          color=look.text)  # fmt: skip
             seen.add(component)
             bottom += height
     for x, (plan, rank) in enumerate(bars):
@@ -75,20 +57,11 @@ def plot_plans(plans: Sequence[Plan | RefusedPlan], path: Path) -> None:
     )
     axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
-    stack = [component.value.replace("_", " ") for component in _ORDER]
+    stack = [name_of(component) for component in LOOKS]
     order = sorted(range(len(labels)), key=lambda i: stack.index(labels[i]) if labels[i] in stack else -1)
     handles, labels = [handles[i] for i in order], [labels[i] for i in order]
     figure.legend(handles[::-1], labels[::-1], loc="outside right center", frameon=False, fontsize=9)
     _save(figure, path)
-
-
-def _heights(rank: RankPlan) -> list[tuple[Component, int]]:
-    """Device bytes by component, the runtime needs of single requests left out, in the order of the legend."""
-    sums: dict[Component, int] = {}
-    for t in rank.terms:
-        if t.allocator is not Allocator.HOST and t.lifetime is not Lifetime.RUNTIME and t.n_bytes > 0:
-            sums[t.component] = sums.get(t.component, 0) + t.n_bytes
-    return [(component, sums[component]) for component in _ORDER if component in sums]
 
 
 def _bar_name(plan: Plan, rank: RankPlan, several: bool) -> str:
@@ -120,7 +93,7 @@ def plot_curves(curves: Sequence[Curve], path: Path, *, title: str, demanded: in
     left, right = figure.subplots(1, 2)
     for i, curve in enumerate(curves):
         style: dict[str, Any] = {
-            "color": _COLOURS[i % len(_COLOURS)], "linestyle": _LINES[i // len(_COLOURS) % len(_LINES)],
+            "color": LINE_COLOURS[i % len(LINE_COLOURS)], "linestyle": _LINES[i // len(LINE_COLOURS) % len(_LINES)],
             "marker": _MARKERS[i % len(_MARKERS)], "markersize": 4, "linewidth": 1.6,
         }  # fmt: skip
         left.plot(curve.lengths, [tokens / 1e6 for tokens in curve.tokens], label=curve.name, **style)
