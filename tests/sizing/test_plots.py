@@ -11,7 +11,7 @@ import pytest
 from asking import GPT_OSS, answered
 from matplotlib import rcParams
 from vllm_capacity.cli import run
-from vllm_capacity.report.plots import _STYLE
+from vllm_capacity.report.palette import LOOKS
 from vllm_capacity.sizing.context_curve import context_curves
 
 WORDS = (
@@ -112,7 +112,7 @@ def test_curves_pass_through_the_rows(tmp_path: Path):
 
 
 def test_no_two_components_look_alike():
-    assert len(set(_STYLE.values())) == len(_STYLE)
+    assert len(set(LOOKS.values())) == len(LOOKS)
 
 
 @pytest.mark.parametrize("name", ["plan.txt", "no/such/folder/plan.svg"])
