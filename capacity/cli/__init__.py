@@ -23,6 +23,7 @@ COMMANDS = {
     "validate": "Run the real vLLM on this machine's GPUs and compare it with the plan.",
     "refine": "Fit correction factors from recorded runs.",
     "dry-run": "Run vLLM's own start-up without a GPU and say what it allocates.",
+    "web": "Serve the calculator as a page and an HTTP API.",
     "models": "Search the bundled model catalogue.",
     "gpus": "Search the GPU catalogue.",
     "schema": "Print the JSON Schema of `plan --json`.",

@@ -1,0 +1,61 @@
+"""`vllm-capacity web`: the calculator as a page and an HTTP API."""
+
+from __future__ import annotations
+
+import click
+from vllm_capacity.errors import InputError
+
+EXTRA = frozenset({"fastapi", "starlette", "uvicorn", "nicegui"})
+
+
+@click.command("web")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="HOST",
+    help="Address to listen on; 0.0.0.0 lets the network in.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
+@click.option(
+    "--root-path",
+    default="",
+    metavar="PATH",
+    help="Prefix under which a proxy publishes it, for example /capacity.",
+)
+@click.option("--no-browser", is_flag=True, help="Do not open the browser.")
+@click.option("--allow-hub", is_flag=True, help="Let requests name models of the Hugging Face Hub.")
+def command(host: str, port: int, root_path: str, no_browser: bool, allow_hub: bool) -> int:
+    """Serve the calculator as a page and an HTTP API.
+
+    \b
+    vllm-capacity web
+    vllm-capacity web --host 0.0.0.0 --port 8080 --no-browser
+
+    Nothing leaves this machine unless --allow-hub is given. Needs the extra: pip install 'vllm-capacity[web]'.
+    """
+    from vllm_capacity.web.settings import WebSettings
+
+    try:
+        from vllm_capacity.web.server import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRA:
+            raise
+        raise InputError(f"`web` needs {error.name}: pip install 'vllm-capacity[web]'") from None
+    settings = WebSettings(allow_hub=allow_hub, root_path=_prefix(root_path))
+    serve(settings, host, port, open_browser=not no_browser)
+    return 0
+
+
+def _prefix(text: str) -> str:
+    """With a slash in front and none behind; empty for the root."""
+    path = text.strip("/")
+    if any(character in path for character in "?#\\ ") or "//" in path:
+        raise InputError(f"--root-path {text!r:.60}: give a path such as /capacity")
+    return f"/{path}" if path else ""
