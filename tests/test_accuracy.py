@@ -33,6 +33,11 @@ def test_the_page_is_what_the_records_and_this_version_say() -> None:
     assert written == WRITER["page"](), "run: python tools/write_accuracy.py"
 
 
+def test_the_errors_that_pages_quote_are_those_of_the_records() -> None:
+    written = (ROOT / "capacity" / "report" / "accuracy.json").read_text(encoding="utf-8")
+    assert written == WRITER["packaged"](), "run: python tools/write_accuracy.py"
+
+
 def test_no_error_has_grown() -> None:
     """Against tests/data/records/accuracy.json; `python tools/write_accuracy.py --accept` after a look at what grew."""
     before = json.loads((ROOT / "tests" / "data" / "records" / "accuracy.json").read_text())

@@ -1,4 +1,5 @@
-"""Writes docs/accuracy.md: every recorded run beside what this version plans for it, term by term.
+"""Writes docs/accuracy.md: every recorded run beside what this version plans for it, term by term; and
+capacity/report/accuracy.json, the errors that a handed-on page quotes.
 
 usage: python tools/write_accuracy.py [--accept]
 
@@ -13,9 +14,11 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, median
 
 from accuracy import DATA, ROOT, TERMS, Case, Figure, cases, why
+from vllm_capacity.inputs.gpus import find_device
 
 PAGE = ROOT / "docs" / "accuracy.md"
 ACCEPTED = DATA / "records" / "accuracy.json"
+PACKAGED = ROOT / "capacity" / "report" / "accuracy.json"
 
 BEYOND = {
     "available_kv": 0.03,
@@ -134,9 +137,13 @@ def _summary(found: Sequence[Case]) -> list[str]:
     ]
 
 
+def _compared(term: str, both: Sequence[tuple[Case, Figure]]) -> Sequence[tuple[Case, Figure]]:
+    """Without the runs of releases that make no graph estimate: nothing is predicted there, nothing measured."""
+    return [(c, f) for c, f in both if term != "graph_estimate" or f.measured or f.predicted]
+
+
 def _stats(term: str, both: Sequence[tuple[Case, Figure]], *, middle: bool = True) -> str:
-    if term == "graph_estimate":
-        both = [(c, f) for c, f in both if f.measured or f.predicted]
+    both = _compared(term, both)
     if not both:
         return "0 | | " + ("| " if middle else "")
     if term == "available_kv":
@@ -221,12 +228,50 @@ def accepted() -> dict[str, dict[str, int]]:
     }
 
 
+def packaged() -> str:
+    """Errors by term, and of the available KV cache by class, release and GPU: bytes, and shares of the device."""
+    known = [c for c in cases() if c.figures]
+
+    def errors(term: str, found: Iterable[Case]) -> dict[str, int | float]:
+        both = _compared(term, _errors(found, term))
+        n_bytes = [abs(f.error) for _, f in both]
+        shares = [abs(f.error) / c.device_bytes for c, f in both]
+        return {
+            "runs": len(both),
+            "mean_bytes": round(mean(n_bytes)) if both else 0,
+            "median_bytes": round(median(n_bytes)) if both else 0,
+            "worst_bytes": max(n_bytes, default=0),
+            "mean_share": round(mean(shares), 7) if both else 0.0,
+            "worst_share": round(max(shares, default=0.0), 7),
+        }
+
+    def by(key) -> dict[str, dict[str, int | float]]:  # type: ignore[no-untyped-def]
+        return {
+            name: errors("available_kv", [c for c in known if key(c) == name])
+            for name in sorted({key(c) for c in known})
+        }
+
+    figures = {
+        "runs": len(known),
+        "own": len([c for c in known if c.origin == "own"]),
+        "terms": {
+            term: {"all": errors(term, known), "unseen": errors(term, [c for c in known if c.unseen])}
+            for term in TERMS
+        },
+        "classes": by(lambda c: c.family),
+        "releases": by(lambda c: c.release),
+        "gpus": by(lambda c: find_device(c.device).name),
+    }
+    return json.dumps(figures, indent=1) + "\n"
+
+
 def main() -> None:
     PAGE.write_text(page(), encoding="utf-8")
+    PACKAGED.write_text(packaged(), encoding="utf-8")
     if "--accept" in sys.argv[1:]:
         rows = [f"  {json.dumps(name)}: {json.dumps(errors)}" for name, errors in accepted().items()]
         ACCEPTED.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    print(f"wrote {PAGE.relative_to(ROOT)} and {PACKAGED.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
