@@ -60,7 +60,8 @@ def engine_args_of(command_line: Sequence[str], given: Mapping[str, Any], option
 
     own, pasted = _split(command_line)
     release, release_source = choose_release(options.get("vllm_version"), _release_hint(pasted))
-    line = parse_command_line(pasted, release=release) if pasted else None
+    read_files = bool(options.get("read_files", True))
+    line = parse_command_line(pasted, release=release, read_files=read_files) if pasted else None
     args = _engine_args(given, own, line.args if line else None, options, release)
     check_environment(args.environment, release, allow_unmodelled=bool(args.other("allow_unmodelled")))
     return Line(
@@ -69,15 +70,23 @@ def engine_args_of(command_line: Sequence[str], given: Mapping[str, Any], option
     )  # fmt: skip
 
 
+Load = Callable[[str, "EngineArgs"], "tuple[ModelConfig, tuple[str, ...]]"]
+"""From a model's name and the flags to its config, with warnings."""
+
+
 def resolve_inputs(
-    command_line: Sequence[str], flags: Mapping[str, Any], options: Mapping[str, Any]
+    command_line: Sequence[str],
+    flags: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    load: Load | None = None,
+    default_device: Device | None = None,
 ) -> Inputs:
     """`command_line` holds flags that click does not know and, after `--`, a pasted line; `flags` are vLLM's, as text.
 
-    Raises InputError.
+    `load` reads the model in place of `--model`'s rules; `default_device` stands where no GPU is named. Raises InputError.
     """
     from vllm_capacity.calibration import load_calibration
-    from vllm_capacity.inputs.models import load_model
 
     given = {name: value for name, value in flags.items() if value is not None}
     degrees = degrees_of(given)
@@ -87,14 +96,9 @@ def resolve_inputs(
         raise InputError(
             "--model is missing: give a folder, a config.json, a catalogue id or a Hugging Face id"
         )
-    device = choose_device(options)
-    config = load_model(
-        model,
-        revision=options.get("revision"),
-        hf_overrides=args.hf_overrides,
-        offline=bool(options.get("offline")),
-    )
-    config, header_warnings = add_headers(config, model, options)
+    named = any(options.get(name) for name in ("gpu", "gpu_memory", "compute_capability"))
+    device = default_device if default_device is not None and not named else choose_device(options)
+    config, header_warnings = load(model, args) if load else _load(model, args, options)
     return Inputs(
         model=model,
         config=config,
@@ -108,6 +112,18 @@ def resolve_inputs(
         calibration=load_calibration(options.get("calibration")),
         warnings=(*line.notes, *header_warnings),
     )
+
+
+def _load(model: str, args: EngineArgs, options: Mapping[str, Any]) -> tuple[ModelConfig, tuple[str, ...]]:
+    from vllm_capacity.inputs.models import load_model
+
+    config = load_model(
+        model,
+        revision=options.get("revision"),
+        hf_overrides=args.hf_overrides,
+        offline=bool(options.get("offline")),
+    )
+    return add_headers(config, model, options)
 
 
 def add_headers(
@@ -284,7 +300,8 @@ def _engine_args(
     from vllm_capacity.inputs.command_line import parse_flags
     from vllm_capacity.inputs.engine_args import merge_engine_args
 
-    values: dict[str, Any] = dict(parse_flags(own, release=release)) if own else {}
+    read_files = bool(options.get("read_files", True))
+    values: dict[str, Any] = parse_flags(own, release=release, read_files=read_files) if own else {}
     values.update(given)
     if options.get("usage"):
         values["usage"] = options["usage"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,10 @@ class Given:
     gpu: str | None = None
     vllm_version: str | None = None
     offline: bool = False
+    load: Callable[[str, Mapping[str, Any]], ModelConfig] | None = None
+    """Reads the model (name, overrides) in place of `load_model`."""
+    read_files: bool = True
+    """Whether the `--config FILE` of a command line in the log is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,7 @@ def rebuild(start: StartRecord, given: Given) -> tuple[Rebuilt | None, tuple[str
     config = _config(start, given, missing)
     if device is None or config is None:
         return None, tuple(missing), tuple(assumed)
-    args = engine_args(start, release, assumed, missing)
+    args = engine_args(start, release, assumed, missing, read_files=given.read_files)
     if args is None:
         return None, tuple(missing), tuple(assumed)
     try:
@@ -226,18 +230,24 @@ def _config(start: StartRecord, given: Given, missing: list[str]) -> ModelConfig
     if model is None:
         missing.append("the model: no line names it; name it with --model")
         return None
-    overrides = start.non_default.get("hf_overrides")
+    logged = start.non_default.get("hf_overrides")
+    overrides = logged if isinstance(logged, Mapping) else {}
     try:
-        return load_model(
-            model, hf_overrides=overrides if isinstance(overrides, Mapping) else {}, offline=given.offline
-        )
+        if given.load is not None:
+            return given.load(model, overrides)
+        return load_model(model, hf_overrides=overrides, offline=given.offline)
     except CapacityError as error:
         missing.append(f"the model's config: {error}")
         return None
 
 
 def engine_args(
-    start: StartRecord, release: Release, assumed: list[str], missing: list[str]
+    start: StartRecord,
+    release: Release,
+    assumed: list[str],
+    missing: list[str],
+    *,
+    read_files: bool = True,
 ) -> EngineArgs | None:
     """The log's flags as `EngineArgs`; flags the release does not have are named and left out."""
     from vllm_capacity.inputs.command_line import parse_command_line
@@ -249,7 +259,8 @@ def engine_args(
         values = as_flag_values(start.non_default)
     elif start.command:
         try:
-            return _with_logged(parse_command_line(start.command, release=release).args, start)
+            line = parse_command_line(start.command, release=release, read_files=read_files)
+            return _with_logged(line.args, start)
         except CapacityError as error:
             assumed.append(f"the command line in the log could not be read: {error}")
     if not start.non_default:

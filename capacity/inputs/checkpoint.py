@@ -33,16 +33,18 @@ def load_headers(
     revision: str | None = None,
     offline: bool = False,
     progress: Progress | None = None,
+    local: bool = True,
 ) -> tuple[CheckpointHeaders | None, tuple[str, ...]]:
     """(headers or None, warnings) for `--weights mode` of model `spec`.
 
-    Raises InputError where `headers` cannot be read; `auto` then warns and goes on with the config.
+    Raises InputError where `headers` cannot be read; `auto` then warns and goes on with the config. Without
+    `local` a folder of that name is never looked at.
     """
     if mode not in MODES:
         raise InputError(f"--weights must be one of {', '.join(MODES)}, not {mode!r:.40}")
     if mode == "config":
         return None, ()
-    folder = _local_folder(spec)
+    folder = _local_folder(spec) if local else None
     if mode == "auto" and folder is None:
         folder = cached_snapshot(spec, revision)
     if folder is not None and (mode == "headers" or _has_safetensors(folder)):

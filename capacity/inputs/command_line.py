@@ -58,17 +58,20 @@ class _Start:
     notes: tuple[str, ...]
 
 
-def parse_command_line(line: str | Sequence[str], *, release: Release | None = None) -> PastedCommand:
+def parse_command_line(
+    line: str | Sequence[str], *, release: Release | None = None, read_files: bool = True
+) -> PastedCommand:
     """Reads pasted text, or words that a shell has split.
 
     Flags are those of `release`; without it of the release that the image's tag names, else of the newest.
+    Without `read_files`, `--config FILE` is refused.
     Raises InputError, which names the flag and the nearest real one where it is unknown.
     """
     start = _find_start(line)
     if release is None:
         release = get_release(start.version) if start.version else newest_release()
     notes = list(start.notes)
-    values = _parse(start.words, release, notes, serve=True)
+    values = _parse(start.words, release, notes, serve=True, read_files=read_files)
     model = values.pop("model", None)
     if model is None:
         model = DEFAULT_MODEL
@@ -84,10 +87,12 @@ def release_hint(line: str | Sequence[str]) -> str | None:
     return _find_start(line).version
 
 
-def parse_flags(words: Sequence[str], *, release: Release) -> dict[str, Any]:
-    """Values by flag name of vLLM flags without a command in front; a model must not be among them."""
-    values = _parse(tuple(words), release, [], serve=False)
-    return values
+def parse_flags(words: Sequence[str], *, release: Release, read_files: bool = True) -> dict[str, Any]:
+    """Values by flag name of vLLM flags without a command in front; a model must not be among them.
+
+    Without `read_files`, `--config FILE` is refused.
+    """
+    return _parse(tuple(words), release, [], serve=False, read_files=read_files)
 
 
 def unmodelled_flags(args: EngineArgs, release: Release) -> tuple[Flag, ...]:
@@ -161,11 +166,13 @@ def _entry(words: list[str]) -> list[str] | None:
 # -- vLLM's parser -------------------------------------------------------------------------------------------
 
 
-def _parse(words: tuple[str, ...], release: Release, notes: list[str], *, serve: bool) -> dict[str, Any]:
+def _parse(
+    words: tuple[str, ...], release: Release, notes: list[str], *, serve: bool, read_files: bool
+) -> dict[str, Any]:
     """Flag values by name. `FlexibleArgumentParser.parse_args`: the last one counts, dotted keys become
     one JSON.
     """
-    words = _with_config_file(words, release)
+    words = _with_config_file(words, read_files)
     values: dict[str, Any] = {}
     dotted: dict[str, tuple[Flag, dict[str, Any]]] = {}
     position = 0
@@ -269,12 +276,14 @@ def _update(target: dict[str, Any], update: Mapping[str, Any]) -> None:
             target[key] = value
 
 
-def _with_config_file(words: tuple[str, ...], release: Release) -> tuple[str, ...]:
+def _with_config_file(words: tuple[str, ...], read_files: bool) -> tuple[str, ...]:
     """`--config FILE`: its entries stand before the flags of the line (`_pull_args_from_config`), so the
     line wins.
     """
     for index, word in enumerate(words):
         if word == "--config" or word.startswith("--config="):
+            if not read_files:
+                raise InputError("--config names a file, which is not read here; write its flags out")
             attached = word.partition("=")[2]
             path = attached or (words[index + 1] if index + 1 < len(words) else "")
             if not path:

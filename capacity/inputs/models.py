@@ -22,20 +22,21 @@ def load_model(
     revision: str | None = None,
     hf_overrides: Mapping[str, Any] | None = None,
     offline: bool = False,
+    local: bool = True,
 ) -> ModelConfig:
     """The config of `spec`; `ModelConfig.source` says in words who answered.
 
     A path wins over the catalogue, which wins over the Hub; with a `revision` the Hub is asked, as the
-    catalogue knows no revisions. `offline` forbids the network. Raises InputError with one line that says
-    what to do.
+    catalogue knows no revisions. `offline` forbids the network; without `local` a path is never looked at.
+    Raises InputError with one line that says what to do.
     """
     if not spec.strip():
         raise InputError(
             "--model is empty; give a folder, a config.json or a Hugging Face id such as Qwen/Qwen3-8B"
         )
-    local = _local_path(spec)
-    if local is not None:
-        return read_config(local, hf_overrides)
+    path = _local_path(spec) if local else None
+    if path is not None:
+        return read_config(path, hf_overrides)
     entry = find_entry(spec)
     if entry is not None and revision is None:
         return load_entry(entry, hf_overrides)

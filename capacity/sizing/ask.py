@@ -10,7 +10,7 @@ from vllm_capacity.calibration import load_calibration
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.models import load_model
-from vllm_capacity.request import degrees_of, engine_args_of
+from vllm_capacity.request import Load, degrees_of, engine_args_of
 from vllm_capacity.sizing.demand import LENGTH_STEP, Demand, from_concurrency, from_workload
 from vllm_capacity.sizing.layouts import Fixed
 from vllm_capacity.sizing.nodes import choose_nodes
@@ -58,8 +58,17 @@ class Asked:
         )
 
 
-def ask(command_line: Sequence[str], flags: Mapping[str, Any], options: Mapping[str, Any]) -> Asked:
-    """Options of the command, as text where they are vLLM's. Raises InputError."""
+def ask(
+    command_line: Sequence[str],
+    flags: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    load: Load | None = None,
+) -> Asked:
+    """Options of the command, as text where they are vLLM's. `load` reads the model in place of `--model`'s rules.
+
+    Raises InputError.
+    """
     given = {name: value for name, value in flags.items() if value is not None}
     fixed, cache_dtypes = _fixed(given)
     if given.get("max_model_len") == "auto":
@@ -69,12 +78,15 @@ def ask(command_line: Sequence[str], flags: Mapping[str, Any], options: Mapping[
         raise InputError(
             "--model is missing: give a folder, a config.json, a catalogue id or a Hugging Face id"
         )
-    config = load_model(
-        line.model,
-        revision=options.get("revision"),
-        hf_overrides=line.args.hf_overrides,
-        offline=bool(options.get("offline")),
-    )
+    if load is not None:
+        config, _ = load(line.model, line.args)
+    else:
+        config = load_model(
+            line.model,
+            revision=options.get("revision"),
+            hf_overrides=line.args.hf_overrides,
+            offline=bool(options.get("offline")),
+        )
     demand = _demand(options, line.args)
     args = replace(line.args, max_model_len=line.args.max_model_len or demand.longest_tokens)
     if line.args.max_model_len is not None and line.args.max_model_len <= demand.longest_tokens - LENGTH_STEP:
@@ -110,6 +122,7 @@ def ask(command_line: Sequence[str], flags: Mapping[str, Any], options: Mapping[
         prices=prices,
         calibration=load_calibration(options.get("calibration")),
         every_layout=bool(options.get("every_layout")),
+        share_work=bool(options.get("share_work", True)),
     )
     return Asked(
         question=question, show_all=bool(options.get("show_all")),

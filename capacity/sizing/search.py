@@ -61,6 +61,8 @@ class Question:
     calibration: Calibration | None = None
     every_layout: bool = False
     """Keep every layout that holds the demand, not only the best per GPU, model and cache dtype."""
+    share_work: bool = True
+    """Whether child processes may take part in the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class _Search:
 def search(question: Question, progress: Progress | None = None) -> Answer:
     """All rows. Raises InputError where no candidate at all can be planned (the model is not modelled, say)."""
     groups = _groups(question)
-    if len(question.nodes) > ALONE and len(groups) > 1 and can_share_work():
+    if question.share_work and len(question.nodes) > ALONE and len(groups) > 1 and can_share_work():
         found = list(_shared(question, groups, progress))
     else:
         found = []
