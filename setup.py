@@ -26,9 +26,14 @@ def packages() -> list[str]:
 
 
 class BuildWithCatalogue(build_py):
-    """Copies the catalogue into the package; an editable install reads it from the top of the tree instead."""
+    """Copies the catalogue into the package; an editable install reads it from the top of the tree instead.
+
+    What an earlier build left behind is removed first: modules that the tree no longer has would travel in the wheel.
+    """
 
     def run(self) -> None:
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib) / "vllm_capacity", ignore_errors=True)
         super().run()
         if not self.editable_mode:
             shutil.copyfile(ROOT / "models.yaml", Path(self.build_lib) / "vllm_capacity" / "models.yaml")
