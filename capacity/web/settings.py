@@ -26,10 +26,12 @@ class WebSettings:
     """A body that takes longer to arrive is given up."""
 
     workers: int = max(3, min(6, (os.cpu_count() or 1) + 1))
-    """Child processes that calculate; see `pool.LANES` for who may hold how many of them."""
+    """Child processes that calculate; see `pool.Pool` for who may hold how many of them."""
     plan_seconds: float = 15.0
     size_seconds: float = 120.0
     explain_seconds: float = 60.0
+    wait_seconds: float = 30.0
+    """A request that waits longer for a worker is told to come back."""
     waiting: int = 100
     """Plans that may wait for a worker; one more is told to come back later."""
     waiting_slow: int = 8
