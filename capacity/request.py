@@ -54,11 +54,15 @@ class Line:
 
 
 def engine_args_of(command_line: Sequence[str], given: Mapping[str, Any], options: Mapping[str, Any]) -> Line:
-    """Flags (`given`, as text) over those that click did not know over a pasted line. Raises InputError."""
+    """Flags (`given`, as text) over those that click did not know over a pasted line. Raises InputError.
+
+    Of `options`: `pasted` is the line as one text where it is no part of `command_line`; without `read_files`,
+    `--config FILE` is refused.
+    """
     from vllm_capacity.inputs.command_line import parse_command_line
     from vllm_capacity.inputs.environment import check_environment
 
-    own, pasted = _split(command_line)
+    own, pasted = ([], [options["pasted"]]) if options.get("pasted") else _split(command_line)
     release, release_source = choose_release(options.get("vllm_version"), _release_hint(pasted))
     read_files = bool(options.get("read_files", True))
     line = parse_command_line(pasted, release=release, read_files=read_files) if pasted else None
