@@ -9,6 +9,7 @@ text is split at its own commas, literals are read as literals, and the rest sta
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -100,7 +101,9 @@ def _literal(text: str, depth: int = 0) -> Any:
     if text.startswith("[") and text.endswith("]"):
         return [_literal(part, depth + 1) for part in split_top(text[1:-1])]
     try:
-        value = ast.literal_eval(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a backslash in a path is nothing to tell the reader of a log
+            value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         return text
     return value if isinstance(value, (str, int, float, bool, type(None), list, tuple, dict)) else text

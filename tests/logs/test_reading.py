@@ -6,6 +6,7 @@ import gzip
 import io
 import random
 import tracemalloc
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -266,6 +267,12 @@ def test_binary_junk_in_a_log_never_crashes(which: int, junk: list[tuple[float, 
         at = int(where * len(data))
         data[at : at + len(piece)] = piece
     survive(bytes(data))
+
+
+def test_a_backslash_in_a_path_is_read_without_a_warning_of_the_interpreter() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert parse_non_default(r"{'model': 'C:\models\mine'}") == {"model": r"C:\models\mine"}
 
 
 @settings(max_examples=200, deadline=None)
