@@ -24,6 +24,7 @@ from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineConfig
 from vllm_capacity.errors import InputError
 from vllm_capacity.frozen import dataclass
+from vllm_capacity.inputs.text_files import read_text
 from vllm_capacity.releases.release import Release
 
 _ENTRY = re.compile(r"^  ([^\s#:][^\s:]*):$", re.MULTILINE)
@@ -173,11 +174,15 @@ def _built_in() -> tuple[Measurement, ...]:
 
 def _read(path: Path, source: str) -> tuple[Measurement, ...]:
     """Entries of a file: two spaces before a name, four before a field, a JSON value per field."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the calibration file {path}: {error}") from None
+    text = read_text(path, f"calibration file {path}")
     heads = list(_ENTRY.finditer(text))
+    if not heads:
+        if text.split() in ([], ["measurements:"]):
+            return ()
+        raise InputError(
+            f"calibration file {path} holds no measurement: not one that `validate` or `refine` wrote; "
+            "--calibration none plans without it"
+        )
     ends = [head.start() for head in heads[1:]] + [len(text)]
     return tuple(
         _measurement(head[1], text[head.end() : end], path, source)
@@ -205,8 +210,10 @@ def _measurement(name: str, text: str, path: Path, source: str) -> Measurement:
             when,
             source,
         )
-    except (KeyError, ValueError) as error:
-        raise InputError(f"calibration file {path}, entry {name!r}: {error}") from None
+    except KeyError as error:
+        raise InputError(f"calibration file {path}, entry {name!r:.80}: {error} is missing") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"calibration file {path}, entry {name!r:.80}: {error}") from None
 
 
 def facts(device: Device, engine: EngineConfig, release: Release) -> dict[str, Any]:

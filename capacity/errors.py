@@ -20,11 +20,24 @@ class Reason(StrEnum):
     UNSUPPORTED_BY_RELEASE = "unsupported_by_release"
 
 
+LONGEST = 8000
+"""Characters of one message; the middle of a longer one is left out."""
+
+
 class CapacityError(Exception):
-    """Base of all errors raised on purpose; `str()` is one line fit for stderr."""
+    """Base of all errors raised on purpose; `str()` is one line fit for stderr.
+
+    Messages quote files of strangers: what a terminal would obey (escape sequences, other control characters) or could
+    not print (halves of surrogate pairs) becomes "?".
+    """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        line = " ".join(message.split())
+        if not line.isprintable():
+            line = "".join(c if c.isprintable() else "?" for c in line)
+        if len(line) > LONGEST:
+            line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+        super().__init__(line)
 
 
 class InputError(CapacityError):

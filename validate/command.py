@@ -15,7 +15,15 @@ from vllm_capacity.errors import InputError
 from vllm_capacity.validate import compare as comparing
 from vllm_capacity.validate import gpu_state, matrix, planning, runner
 from vllm_capacity.validate.compare import Comparison, ExitCode
-from vllm_capacity.validate.record import Requests, RunRecord, RunRequest, append_record, read_records
+from vllm_capacity.validate.processes import undisturbed
+from vllm_capacity.validate.record import (
+    Requests,
+    RunRecord,
+    RunRequest,
+    append_record,
+    check_appendable,
+    read_records,
+)
 
 
 def execute(options: Mapping[str, Any], flags: Mapping[str, Any]) -> int:
@@ -32,8 +40,10 @@ def execute(options: Mapping[str, Any], flags: Mapping[str, Any]) -> int:
     if request.gpus > len(gpus):
         raise InputError(f"this layout needs {request.gpus} GPUs, {len(gpus)} are here")
     begin = replace(settings, gpu_indices=tuple(gpus[: request.gpus]))
+    check_appendable(options["records"])
     record = runner.run(request, begin)
-    append_record(options["records"], record)
+    with undisturbed():
+        append_record(options["records"], record)
     if options["refit"]:
         from vllm_capacity.validate.refine import refit_user_file
 
@@ -112,6 +122,7 @@ def _request(options: Mapping[str, Any], flags: Mapping[str, Any]) -> RunRequest
 
 def _matrix(options: Mapping[str, Any], settings: runner.RunnerSettings, gpus: Sequence[int]) -> int:
     requests = matrix.load_matrix(options["matrix"])
+    check_appendable(Path(options["records"]))
     comparisons: list[Comparison] = []
     records_path = Path(options["records"])
 

@@ -7,18 +7,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vllm_capacity.errors import InputError
+from vllm_capacity.inputs.text_files import read_yaml
 from vllm_capacity.validate import runner
+from vllm_capacity.validate.processes import undisturbed
 from vllm_capacity.validate.record import RunRecord, RunRequest, RunStatus, append_record, read_records
 
 DEFAULT_EXPECT_S = 150.0
 MARGIN = 1.1
 """A run is started only if this many times its expected duration is left."""
+STOP_S = 60.0
+"""Longest wait for a run to end its engine when all are stopped."""
 RESERVE_S = 10.0
 """Kept back at the end of a budget for cleaning up."""
 SETTLED = frozenset({RunStatus.OK, RunStatus.REFUSED, RunStatus.OOM})
@@ -47,16 +52,8 @@ def load_matrix(path: Path) -> list[RunRequest]:
     `defaults` apply to every run (its `flags` and `env` are merged key by key), `runs` are listed one by one,
     and each entry of `sweeps` stands for its models times its variants.
     """
-    import yaml
-
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not YAML ({error})") from None
-    try:
-        matrix = _Matrix.model_validate(data)
+        matrix = _Matrix.model_validate(read_yaml(path, str(path)))
     except ValidationError as error:
         raise InputError(f"{path}: {_first(error)}") from None
     entries = list(matrix.runs)
@@ -155,38 +152,57 @@ def run_matrix(
             pending.append(request)
     active: list[_Job] = []
     lost = 0
-    while pending or active:
-        for job in [j for j in active if j.thread is not None and not j.thread.is_alive()]:
-            active.remove(job)
-            if job.error is not None:
-                if not isinstance(job.error, InputError):
-                    raise job.error
-                report.skipped[job.request.name] = str(job.error)
-                free += job.gpus
-                continue
-            assert job.record is not None
-            append_record(records_path, job.record)
-            earlier.append(job.record)
-            report.done.append(job.record)
-            if finished is not None:
-                finished(job.record)
-            if job.record.gpu_memory_returned is False:
-                lost += len(job.gpus)
-            else:
-                free += job.gpus
-        left = None if budget_s is None else budget_s - RESERVE_S - (time.monotonic() - begin)
-        chosen_run = _next(pending, free, active, earlier, left, len(gpus) - lost, report)
-        if chosen_run is not None:
-            chosen = tuple(sorted(free)[: chosen_run.gpus])
-            free = [gpu for gpu in free if gpu not in chosen]
-            limit = chosen_run.limit_s if left is None else min(chosen_run.limit_s, left)
-            job = _Job(chosen_run.model_copy(update={"limit_s": limit}), chosen)
-            job.thread = threading.Thread(target=_work, args=(job, settings, run, progress), daemon=True)
-            active.append(job)
-            job.thread.start()
-        elif active:
-            time.sleep(0.2)
+    settings = replace(settings, stop=threading.Event())
+    try:
+        while pending or active:
+            for job in [j for j in active if j.thread is not None and not j.thread.is_alive()]:
+                active.remove(job)
+                if job.error is not None:
+                    if not isinstance(job.error, InputError):
+                        raise job.error
+                    report.skipped[job.request.name] = str(job.error)
+                    free += job.gpus
+                    continue
+                assert job.record is not None
+                with undisturbed():
+                    append_record(records_path, job.record)
+                earlier.append(job.record)
+                report.done.append(job.record)
+                if finished is not None:
+                    finished(job.record)
+                if job.record.gpu_memory_returned is False:
+                    lost += len(job.gpus)
+                else:
+                    free += job.gpus
+            left = None if budget_s is None else budget_s - RESERVE_S - (time.monotonic() - begin)
+            chosen_run = _next(pending, free, active, earlier, left, len(gpus) - lost, report)
+            if chosen_run is not None:
+                chosen = tuple(sorted(free)[: chosen_run.gpus])
+                free = [gpu for gpu in free if gpu not in chosen]
+                limit = chosen_run.limit_s if left is None else min(chosen_run.limit_s, left)
+                job = _Job(chosen_run.model_copy(update={"limit_s": limit}), chosen)
+                job.thread = threading.Thread(target=_work, args=(job, settings, run, progress), daemon=True)
+                active.append(job)
+                job.thread.start()
+            elif active:
+                time.sleep(0.2)
+    except BaseException:
+        _stop(active, settings, records_path)
+        raise
     return report
+
+
+def _stop(active: Sequence[_Job], settings: runner.RunnerSettings, records_path: Path) -> None:
+    """Ends the engines of all runs; what was measured to the end is still recorded."""
+    assert settings.stop is not None
+    settings.stop.set()
+    with undisturbed():
+        for job in active:
+            if job.thread is not None:
+                job.thread.join(timeout=STOP_S)
+            if job.record is not None:
+                with suppress(InputError):
+                    append_record(records_path, job.record)
 
 
 def _next(

@@ -7,13 +7,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 KILL_GRACE_S = 10.0
 TICK_S = 1.0
+
+
+class StoppedError(Exception):
+    """The user ended all runs."""
 
 
 @dataclass(slots=True)
@@ -41,13 +47,38 @@ def start(command: Sequence[str], *, environment: dict[str, str], folder: Path, 
     return Engine(process, log, folder)
 
 
-def wait(engines: Sequence[Engine], limit_s: float, tick: Callable[[float], None] | None = None) -> bool:
-    """Wait for all engines; True if the limit came first. One that fails ends the wait for the others."""
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """A second Ctrl-C does not keep children from being ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def wait(
+    engines: Sequence[Engine],
+    limit_s: float,
+    tick: Callable[[float], None] | None = None,
+    stop: threading.Event | None = None,
+) -> bool:
+    """Wait for all engines; True if the limit came first. One that fails ends the wait for the others.
+
+    Raises StoppedError once `stop` is set.
+    """
     begin = time.monotonic()
     failed_at: float | None = None
     next_tick = begin
     while any(engine.process.poll() is None for engine in engines):
         now = time.monotonic()
+        if stop is not None and stop.is_set():
+            raise StoppedError
         if now - begin >= limit_s:
             return True
         if failed_at is None and any(engine.process.poll() not in (None, 0) for engine in engines):

@@ -7,15 +7,17 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vllm_capacity.errors import InputError
+from vllm_capacity.validate import files
 
 SCHEMA_VERSION = 1
+MAX_RECORD_BYTES = 256 << 20
+"""One line; the largest record known (8 ranks with the tensors at the peak) has 2 MB."""
 
 
 class RunStatus(StrEnum):
@@ -181,7 +183,7 @@ def parse_record(line: str, where: str = "record") -> RunRecord:
     """One line of a record file. Raises InputError that names the place."""
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not a JSON line ({error})") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
@@ -197,56 +199,71 @@ def parse_record(line: str, where: str = "record") -> RunRecord:
 
 def read_records(path: Path, *, tolerate_tail: bool = True) -> list[RunRecord]:
     """All records of a file. An unfinished last line (another tool's crash) is dropped if `tolerate_tail`."""
+    records: list[RunRecord] = []
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(MAX_RECORD_BYTES + 1):
+                number += 1
+                where = f"{path}:{number}"
+                if len(line) > MAX_RECORD_BYTES:
+                    raise InputError(f"{where}: the line is longer than {MAX_RECORD_BYTES:,} bytes")
+                if not line.strip():
+                    continue
+                try:
+                    records.append(parse_record(line.decode("utf-8", "replace"), where))
+                except InputError:
+                    if line.endswith(b"\n") or not tolerate_tail:
+                        raise
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    return list(_records(text, str(path), tolerate_tail))
-
-
-def _records(text: str, where: str, tolerate_tail: bool) -> Iterator[RunRecord]:
-    lines = text.split("\n")
-    unfinished = lines.pop()
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield parse_record(line, f"{where}:{number}")
-    if unfinished.strip():
-        try:
-            yield parse_record(unfinished, f"{where}:{len(lines) + 1}")
-        except InputError:
-            if not tolerate_tail:
-                raise
+    return records
 
 
 def append_record(path: Path, record: RunRecord) -> None:
-    """Add a record; readers see the file without it or with all of it. An unfinished last line is removed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kept = path.read_text(encoding="utf-8") if path.exists() else ""
-    if kept and not kept.endswith("\n"):
-        head, _, tail = kept.rpartition("\n")
-        try:
-            parse_record(tail)
-            kept += "\n"
-        except InputError:
-            kept = head + "\n" if head else ""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Add a record; readers see the file without it or with all of it. An unfinished last line is removed.
+
+    Several processes may append to one file. Where it cannot be written (full disk, no permission) the record is kept in
+    the folder for temporary files, and the InputError says where.
+    """
+    line = record.model_dump_json(exclude_defaults=False).encode() + b"\n"
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(kept + record.model_dump_json(exclude_defaults=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        files.append_line(path, line, whole=_is_whole)
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror or error}); {_kept_elsewhere(line)}"
+        ) from None
+
+
+def check_appendable(path: Path) -> None:
+    """InputError where records could not be appended: to be asked before a run, not after."""
+    try:
+        files.check_appendable(path)
+    except OSError as error:
+        raise InputError(f"--records {path}: cannot be written ({error.strerror or error})") from None
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        parse_record(line.decode("utf-8", "replace"))
+    except InputError:
+        return False
+    return True
+
+
+def _kept_elsewhere(line: bytes) -> str:
+    try:
+        handle, name = tempfile.mkstemp(prefix="vllm-capacity-record-", suffix=".jsonl")
+        with os.fdopen(handle, "wb") as file:
+            file.write(line)
+    except OSError:
+        return "nor could the record be kept in the folder for temporary files"
+    return f"the record is kept in {name}"
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    """Replace a file in one step. Raises InputError where it cannot be written; the old one is then still there."""
+    try:
+        files.replace_file(path, text.encode())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None

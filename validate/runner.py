@@ -10,6 +10,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ class RunnerSettings:
     gpu_return_s: float = 90.0
     gpu_indices: tuple[int, ...] | None = None
     """Run on these GPUs only (CUDA_VISIBLE_DEVICES); None: all."""
+    stop: threading.Event | None = None
+    """Once set, runs end their processes and raise StoppedError."""
 
 
 def run(
@@ -74,9 +77,14 @@ def run(
                 phases = [e["phase"] for e in (*events, *ranks) if e["event"] == "phase"]
                 tick(phases[-1] if phases else "spawn", seconds)
 
-        timed_out = processes.wait(engines, request.limit_s, progress)
-    finally:
+        timed_out = processes.wait(engines, request.limit_s, progress, settings.stop)
         killed = sum(processes.end(engine) for engine in engines)
+    except BaseException:
+        with processes.undisturbed():
+            for engine in engines:
+                processes.end(engine)
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     returned = gpu_state.wait_for_return(before, settings.gpu_return_s, settings.nvidia_smi)
     wall = time.monotonic() - begin
     try:

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 from vllm_capacity._version import __version__
+from vllm_capacity.cli import process
 from vllm_capacity.errors import CapacityError
 
 COMMANDS = {
@@ -74,7 +75,8 @@ def group() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns through `sys.exit` with its exit code."""
-    sys.exit(run(arguments))
+    trouble = process.prepare()
+    sys.exit(_fail(trouble) if trouble else run(arguments))
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -85,18 +87,33 @@ def run(arguments: list[str] | None = None) -> int:
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.Abort:
-        return _fail("interrupted", 130)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", process.INTERRUPTED)
+    except process.Terminated as stop:
+        return _fail(f"ended by {stop}", stop.code)
     except click.ClickException as error:
         return _fail(_usage(error))
     except CapacityError as error:
         return _fail(str(error))
+    except SystemExit as stop:
+        if stop.code != 1 or "_VLLM_CAPACITY_COMPLETE" in os.environ:
+            raise
+        return _reader_gone()  # how click and rich report a broken pipe
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): say nothing, and keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _reader_gone()
+    except OSError as error:
+        process.abandon_output()
+        return _fail(f"{error.filename or 'the output'} cannot be read or written: {error.strerror or error}")
     except RecursionError:
         return _fail("the input is nested too deeply")
+    except MemoryError:
+        return _fail("out of memory: the input is too large for this machine")
+
+
+def _reader_gone() -> int:
+    """The reader of our output went away (`| head`): nothing to say, and no verdict by the exit code either."""
+    process.abandon_output()
+    return process.BROKEN_PIPE
 
 
 def _usage(error: click.ClickException) -> str:

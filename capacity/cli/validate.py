@@ -11,7 +11,7 @@ import click
 
 def _flags(extra: tuple[str, ...]) -> dict[str, Any]:
     """vLLM flags as given: --max-model-len 32768 -> {'max_model_len': 32768}."""
-    import yaml
+    from vllm_capacity.inputs.text_files import parse_yaml
 
     found: dict[str, Any] = {}
     words = list(extra)
@@ -21,9 +21,9 @@ def _flags(extra: tuple[str, ...]) -> dict[str, Any]:
             raise click.UsageError(f"unexpected argument {word!r}")
         name, _, value = word[2:].partition("=")
         if value:
-            parsed: Any = yaml.safe_load(value)
+            parsed: Any = parse_yaml(value, f"--{name}")
         elif words and not words[0].startswith("--"):
-            parsed = yaml.safe_load(words.pop(0))
+            parsed = parse_yaml(words.pop(0), f"--{name}")
         elif name.startswith("no-"):
             name, parsed = name[3:], False
         else:

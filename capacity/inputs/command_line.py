@@ -28,8 +28,6 @@ from vllm_capacity.releases.release import Release
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 """What `vllm serve` without a model serves (config/model.py: ModelConfig.model, 0.19.0 to 0.33.0)."""
 
-MAX_CONFIG_BYTES = 1 << 20
-
 _WRAPPERS = ("sudo", "nohup", "exec", "time", "uv", "run", "stdbuf", "-E", "-oL", "-eL")
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
@@ -302,18 +300,11 @@ def _config_words(path: Path) -> list[str]:
     """`load_config_file`: a flat YAML file as flags; true becomes the bare flag, false and empty lists
     nothing.
     """
-    import yaml  # costs start-up time and few lines need it
+    from vllm_capacity.inputs.text_files import read_yaml  # few lines need it
 
     if path.suffix not in (".yaml", ".yml"):
         raise InputError(f"--config {path}: the file must be of a yaml or yml type")
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InputError(f"--config {path}: the file is larger than {MAX_CONFIG_BYTES:,} bytes")
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--config {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"--config {path} is not YAML: {' '.join(str(error).split())[:120]}") from None
+    entries = read_yaml(path, f"--config {path}")
     if not isinstance(entries, dict):
         raise InputError(f"--config {path} must map flags to values")
     words: list[str] = []
@@ -324,7 +315,10 @@ def _config_words(path: Path) -> list[str]:
         if value is True:
             continue
         if isinstance(value, dict):
-            words.append(json.dumps(value))
+            try:
+                words.append(json.dumps(value))
+            except TypeError as error:
+                raise InputError(f"--config {path}: {key} holds what JSON cannot ({error})") from None
         else:
             words += [str(item) for item in (value if isinstance(value, list) else [value])]
     return words

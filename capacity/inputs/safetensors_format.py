@@ -63,8 +63,11 @@ def header_length(first: bytes, what: str, file_size: int | None = None) -> int:
     return int(length)
 
 
-def parse_header(data: bytes, what: str) -> list[TensorInfo]:
-    """The tensors of one header. Raises InputError for anything that the format forbids."""
+def parse_header(data: bytes, what: str, data_bytes: int | None = None) -> list[TensorInfo]:
+    """The tensors of one header; `data_bytes` is how much of the file follows it, where that is known.
+
+    Raises InputError for anything that the format forbids.
+    """
     try:
         text = data.decode("utf-8")
         if text.count("{") + text.count("[") > 3 * MAX_CONTAINERS:
@@ -75,7 +78,29 @@ def parse_header(data: bytes, what: str) -> list[TensorInfo]:
     if not isinstance(value, dict):
         raise InputError(f"the header of {what} is not a JSON object")
     check_depth(value, what, MAX_DEPTH)
-    return [_tensor(name, entry, what) for name, entry in value.items() if name != "__metadata__"]
+    entries = {name: entry for name, entry in value.items() if name != "__metadata__"}
+    tensors = [_tensor(name, entry, what) for name, entry in entries.items()]
+    _check_layout([entry["data_offsets"] for entry in entries.values()], what, data_bytes)
+    return tensors
+
+
+def _check_layout(spans: list[list[int]], what: str, data_bytes: int | None) -> None:
+    """Tensors follow each other without holes or overlaps, to the end of the file, or the library does not load it.
+
+    Source: Metadata::validate (InvalidOffset) and SafeTensors::read_metadata (MetadataIncompleteBuffer),
+    safetensors/src/tensor.rs.
+    """
+    end = 0
+    for first, last in sorted(spans):
+        if first != end:
+            raise InputError(
+                f"{what}: its tensors overlap or leave holes at byte {min(first, end):,} of the data"
+            )
+        end = last
+    if data_bytes is not None and end != data_bytes:
+        raise InputError(
+            f"{what} is cut off or was changed: its header tells of {end:,} bytes of data, {data_bytes:,} are there"
+        )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -76,16 +76,21 @@ def read_local(path: Path) -> CheckpointHeaders:
 
 def _local_shards(folder: Path) -> list[Path]:
     index = folder / INDEX_NAME
-    if index.is_file():
-        if index.stat().st_size > MAX_INDEX_BYTES:
-            raise InputError(f"{index} is larger than {MAX_INDEX_BYTES:,} bytes")
-        names = shard_names(index.read_bytes(), str(index))
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise InputError(
-                f"{folder} lacks {len(missing)} of its {len(names)} shards, {missing[0]} for one"
-            )
-        return [folder / name for name in names]
+    try:
+        if index.is_file():
+            with index.open("rb") as handle:
+                data = handle.read(MAX_INDEX_BYTES + 1)
+            if len(data) > MAX_INDEX_BYTES:
+                raise InputError(f"{index} is larger than {MAX_INDEX_BYTES:,} bytes")
+            names = shard_names(data, str(index))
+            missing = [name for name in names if not (folder / name).is_file()]
+            if missing:
+                raise InputError(
+                    f"{folder} lacks {len(missing)} of its {len(names)} shards, {missing[0]:.80} for one"
+                )
+            return [folder / name for name in names]
+    except OSError as error:
+        raise InputError(f"{index} cannot be read: {error.strerror or error}") from None
     files = sorted(folder.glob("*.safetensors"))
     # Mistral's own consolidated files hold the same weights once more; vLLM reads the ones or the others
     # (model_loader/default_loader.py: _prepare_weights)
@@ -100,7 +105,7 @@ def _read_file(file: Path) -> list[TensorInfo]:
         size = file.stat().st_size
         with file.open("rb") as handle:
             length = header_length(handle.read(8), str(file), size)
-            return parse_header(handle.read(length), str(file))
+            return parse_header(handle.read(length), str(file), size - 8 - length)
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror or error}") from None
 
@@ -144,7 +149,7 @@ def read_hub(
             data += get_range(location, 8 + len(data), 7 + length)
         if len(data) != length:
             raise InputError(f"{what} arrived incomplete; try again")
-        return name, parse_header(data, what), facts.commit_hash
+        return name, parse_header(data, what, facts.size and facts.size - 8 - length), facts.commit_hash
 
     try:
         shards = _in_parallel(read, names, progress)

@@ -131,6 +131,7 @@ def _print_ledger(plan: Plan, rank: RankPlan, console: Console) -> None:
     table.add_column("component", no_wrap=True)
     table.add_column("GiB", justify="right", no_wrap=True)
     table.add_column("from - to", justify="right", no_wrap=True)
+    plain = not console.encoding.startswith("utf")
     wide, widest = console.width >= 78, console.width >= 110
     if wide:
         table.add_column("share", no_wrap=True)
@@ -149,7 +150,7 @@ def _print_ledger(plan: Plan, rank: RankPlan, console: Console) -> None:
             if n_bytes:
                 cells = [component.value, f"{n_bytes / GIB:.3f}", _interval(part)]
                 if wide:
-                    cells.append(_bar(n_bytes, total, "cyan" if inside else "magenta"))
+                    cells.append(_bar(n_bytes, total, "cyan" if inside else "magenta", ascii_only=plain))
                 if widest:
                     cells.append(_largest_parts(part, console.width - 80))
                 section.append(cells)
@@ -218,10 +219,11 @@ def _interval(terms: Sequence[MemoryTerm]) -> str:
     return "exact" if low == high else f"{low / GIB:.2f} - {high / GIB:.2f}"
 
 
-def _bar(n_bytes: int, total: int, colour: str) -> str:
+def _bar(n_bytes: int, total: int, colour: str, *, ascii_only: bool) -> str:
     """At least one cell for anything at all, so that small terms are seen to exist."""
     filled = min(BAR_WIDTH, max(round(BAR_WIDTH * n_bytes / total), 1))
-    return f"[{colour}]{'█' * filled}[/][dim]{'·' * (BAR_WIDTH - filled)}[/]"
+    full, empty = ("#", ".") if ascii_only else ("█", "·")
+    return f"[{colour}]{full * filled}[/][dim]{empty * (BAR_WIDTH - filled)}[/]"
 
 
 def _largest_parts(terms: Sequence[MemoryTerm], width: int) -> str:

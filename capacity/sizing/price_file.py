@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.gpus import find_device
+from vllm_capacity.inputs.text_files import read_yaml
 from vllm_capacity.sizing.nodes import choose_nodes
 from vllm_capacity.sizing.prices import Prices
-
-MAX_BYTES = 1 << 20
 
 
 class _Price(BaseModel):
@@ -34,18 +32,8 @@ class _File(BaseModel):
 
 def read_prices(path: Path) -> Prices:
     """The prices of a YAML file (docs/sizing.md). Raises InputError that names the entry."""
-    import yaml  # only this option needs it
-
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"--prices {path}: the file is larger than {MAX_BYTES:,} bytes")
-        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--prices {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"--prices {path} is not YAML: {error!s:.120}") from None
-    try:
-        file = _File.model_validate(data)
+        file = _File.model_validate(read_yaml(path, f"--prices {path}"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -190,7 +191,13 @@ def _shared(
 ) -> Iterator[_Found]:
     """Groups of GPUs over child processes; each answers in few bytes, in the order of `groups`."""
     workers = min(os.cpu_count() or 1, len(groups), MOST_WORKERS)
-    with multiprocessing.get_context("fork").Pool(workers, _begin, (question,)) as pool:
+    # Ctrl-C reaches every process of the terminal: this one ends the others, which say nothing about it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        children = multiprocessing.get_context("fork").Pool(workers, _begin, (question,))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with children as pool:
         for number, found in enumerate(pool.imap(_found_in_child, groups)):
             if progress:
                 progress(number + 1, len(groups), groups[number][0].device.name)
@@ -203,6 +210,8 @@ MOST_WORKERS = 4
 def _begin(question: Question) -> None:
     global _shared_question
     _shared_question = question
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # how the pool ends them
 
 
 def _found_in_child(nodes: tuple[Node, ...]) -> _Found:

@@ -28,7 +28,7 @@ def tensor(
     return {"dtype": dtype, "shape": [2, 4] if shape is None else shape, "data_offsets": [start, end]}
 
 
-def write(path: Path, header: object, data: int = 64) -> Path:
+def write(path: Path, header: object, data: int = 16) -> Path:
     raw = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(data))
     return path
@@ -36,7 +36,9 @@ def write(path: Path, header: object, data: int = 64) -> Path:
 
 def test_a_file_and_its_folder_give_the_same_tensors(tmp_path: Path) -> None:
     file = write(
-        tmp_path / "model.safetensors", {"__metadata__": {"format": "pt"}, "b": tensor(), "a": tensor()}
+        tmp_path / "model.safetensors",
+        {"__metadata__": {"format": "pt"}, "b": tensor(), "a": tensor(start=16, end=32)},
+        32,
     )
     by_file, by_folder = read_local(file), read_headers(str(tmp_path))
     assert by_file.tensors == by_folder.tensors
@@ -54,7 +56,7 @@ def test_an_index_decides_which_files_count(tmp_path: Path) -> None:
 
 
 def test_packed_four_bit_elements_count_half_a_byte(tmp_path: Path) -> None:
-    write(tmp_path / "m.safetensors", {"a": tensor("F4", [3, 5], 0, 8)})
+    write(tmp_path / "m.safetensors", {"a": tensor("F4", [3, 5], 0, 8)}, 8)
     assert read_local(tmp_path).tensors[0].n_bytes == 8
 
 
@@ -100,6 +102,10 @@ def test_a_folder_without_safetensors_says_so(tmp_path: Path) -> None:
         ({"a": {"dtype": "BF16", "shape": [1]}}, "no data_offsets"),
         ({"a": {**tensor(), "data_offsets": [4, 2, 1]}}, "no data_offsets"),
         ({"a": [[[[[[1]]]]]]}, "nested deeper"),
+        ({"a": tensor(), "b": tensor(start=8, end=24)}, "overlap or leave holes at byte 8"),
+        ({"a": tensor(), "b": tensor(start=17, end=33)}, "overlap or leave holes at byte 16"),
+        ({"a": tensor(), "b": tensor(start=16, end=32)}, "tells of 32 bytes of data, 16 are there"),
+        ({}, "tells of 0 bytes of data, 16 are there"),
     ],
 )
 def test_a_broken_header_is_one_line_that_names_the_tensor(header: Any, message: str, tmp_path: Path) -> None:
@@ -202,7 +208,7 @@ def test_five_megabytes_of_junk_take_less_than_a_second() -> None:
 
 def test_a_real_sized_header_is_read_quickly() -> None:
     # 100,000 tensors: more than any single shard on the Hub holds.
-    header = {f"model.layers.{i}.w": tensor() for i in range(60_000)}
+    header = {f"model.layers.{i}.w": tensor(start=16 * i, end=16 * i + 16) for i in range(60_000)}
     started = time.process_time()
     assert len(parse_header(json.dumps(header).encode(), "m")) == 60_000
     assert time.process_time() - started < 2

@@ -75,7 +75,7 @@ def test_a_broken_file_is_one_clear_error(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_file_that_was_asked_for_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match="cannot be read"):
         load_calibration(tmp_path / "none.yaml")
 
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.engine_args import merge_engine_args
 from vllm_capacity.inputs.gpus import find_device
+from vllm_capacity.inputs.text_files import read_yaml
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.releases import get_release
 from vllm_capacity.units import GIB
@@ -68,7 +68,7 @@ class GoldenCase:
 def read_list(path: Path) -> tuple[GoldenCase, ...]:
     """The cases of a list file. Raises InputError."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path, str(path))
         rows = content["cases"]
         return tuple(
             GoldenCase(
@@ -80,9 +80,7 @@ def read_list(path: Path) -> tuple[GoldenCase, ...]:
             for row in rows
             for layout in row.get("layouts", ["tp1"])
         )
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: not a list of golden cases ({type(error).__name__}: {error})") from None
 
 

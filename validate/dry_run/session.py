@@ -163,6 +163,10 @@ class Session:
 
     def close(self) -> None:
         """End every process of the engine side."""
+        with processes.undisturbed():
+            self._close()
+
+    def _close(self) -> None:
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
