@@ -50,8 +50,19 @@ def publish(app: FastAPI) -> None:
                 [(PlanRequest, "validation"), (SizeRequest, "validation"), (Problem, "serialization")],
                 ref_template=REF,
             )
-            made.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+            known = made.setdefault("components", {}).setdefault("schemas", {})
+            known.update(schemas["$defs"])
+            _without_fastapis_own_errors(made["paths"], known)
             app.openapi_schema = made
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
+
+
+def _without_fastapis_own_errors(paths: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Where parameters exist FastAPI documents its own form of a 422, which this API never sends."""
+    for operation in (operation for methods in paths.values() for operation in methods.values()):
+        if "application/json" in operation["responses"].get("422", {}).get("content", {}):
+            del operation["responses"]["422"]
+    schemas.pop("HTTPValidationError", None)
+    schemas.pop("ValidationError", None)
