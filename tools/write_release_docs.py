@@ -26,9 +26,13 @@ that has it. The code asks `release.has("name")` and tests a version number nowh
 `tools/verify_releases.py` finds every row's marker in every wheel by AST and compares the hash of each vLLM
 function whose formula is cited; it is run on all wheels when a table changes.
 
-To add a release: add its row to `capacity/releases/wheels.py`, run the script on its wheel, read the
-functions that it lists, adjust the rows, record them with `--update`, and run `tools/generate_flags.py` and
-`tools/generate_environment.py` on all wheels and `tools/write_release_docs.py`.
+Whether a newer vLLM needs anything is one command: `python tools/newest_release.py` fetches the newest wheel from
+the package index and lists every cited function that changed or is gone, with the modules of ours that cite it, and every
+pin and feature that differs. The citations come from the sources themselves; `tools/cited.json` holds the hashes as read.
+
+To add a release: run that command and read what it lists; add the release's row to `capacity/releases/wheels.py`, run
+`tools/verify_releases.py` on its wheel, adjust the rows, record the functions with `--update` (both scripts), and run
+`tools/generate_flags.py` and `tools/generate_environment.py` on all wheels and `tools/write_release_docs.py`.
 
 This page is written by `tools/write_release_docs.py`.
 """
