@@ -40,6 +40,8 @@ class Inputs:
     concurrency: int | None
     calibration: Calibration
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """Those of the warnings that say what of a pasted text was not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,7 @@ def resolve_inputs(
         concurrency=options.get("concurrency"),
         calibration=load_calibration(options.get("calibration")),
         warnings=(*line.notes, *header_warnings),
+        notes=line.notes,
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TREES = {"capacity": "vllm_capacity", "validate": "vllm_capacity/validate"}
-DATA = {".yaml", ".json", ".typed", ".c", ".gz"}
+DATA = {".yaml", ".json", ".typed", ".c", ".gz", ".j2"}
 BESIDE = ("tests", "benchmarks", "docs", "tools")
 
 
@@ -191,6 +191,8 @@ def test_base_dependencies_are_all_that_the_package_imports():
         "yaml",
         "rich",
         "huggingface_hub",
+        "jinja2",
+        "markupsafe",
         "vllm_capacity",
         *sys.stdlib_module_names,
     }

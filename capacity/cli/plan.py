@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from vllm_capacity.answer import Plan, RefusedPlan, Status
 from vllm_capacity.cli.engine_options import NAMES, engine_options
+from vllm_capacity.cli.report_option import prepare, report_option, write_plan_report
 from vllm_capacity.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
 @click.option(
     "--plot", metavar="FILE", type=click.Path(path_type=Path), help="A stacked bar per GPU, .svg or .png."
 )
+@report_option
 @click.option(
     "--emit",
     type=click.Choice(["serve", "compose", "kubernetes"]),
@@ -101,7 +103,10 @@ def command(
     from vllm_capacity.request import resolve_inputs
 
     if options["check"]:
+        if options["report"]:
+            raise InputError("--report and --check exclude each other: the page holds the plan alone")
         return _check(command_line, as_json, options)
+    prepare(options["report"], options)
     inputs = resolve_inputs(command_line, {name: options.pop(name) for name in NAMES}, options)
     plans: list[Plan | RefusedPlan] = [
         make_plan(
@@ -122,6 +127,8 @@ def command(
         from vllm_capacity.report.plots import plot_plans
 
         plot_plans(plans, options["plot"])
+    if options["report"]:
+        write_plan_report(options["report"], plans, inputs, options)
     if explain:
         _print_explanation(plans, explain)
     elif options["emit"]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from vllm_capacity.cli.engine_options import NAMES, engine_options
+from vllm_capacity.cli.report_option import prepare, report_option, write_size_report
 
 if TYPE_CHECKING:
     from vllm_capacity.sizing.row import Row
@@ -105,6 +106,7 @@ SORTS = ("cost", "gpus", "headroom", "tokens")
     type=click.Path(path_type=Path),
     help="Tokens and concurrency against context, .svg or .png.",
 )
+@report_option
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="One line per row.")
 @engine_options
@@ -123,11 +125,14 @@ def command(command_line: tuple[str, ...], **options: Any) -> int:
     from vllm_capacity.sizing.ask import ask
 
     flags = {name: options.pop(name) for name in NAMES}
+    prepare(options["report"], options)
     asked = ask(command_line, flags, options)
     with _progress(not options["as_json"] and not options["as_csv"]) as progress:
         report = asked.answer(progress)
     if options["plot"]:
         _plot(asked.question, report.rows[:PLOTTED], options["plot"])
+    if options["report"]:
+        write_size_report(options["report"], report, flags, int(options["top"]))
     if options["as_json"]:
         import json
 

@@ -44,9 +44,19 @@ LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 """Of lines that stand for whole purchases or layouts; each also has a dash or a marker of its own."""
 
 
+_NAMES = {
+    Component.KV_CACHE: "KV cache",
+    Component.CUDA_GRAPHS: "CUDA graphs",
+    Component.NCCL: "NCCL",
+    Component.FLASHINFER: "FlashInfer",
+    Component.CUDA_CONTEXT: "CUDA context",
+    Component.LORA: "LoRA",
+}
+
+
 def name_of(component: Component) -> str:
     """The component's name for people."""
-    return component.value.replace("_", " ")
+    return _NAMES.get(component) or component.value.replace("_", " ")
 
 
 def heights(rank: RankPlan) -> list[tuple[Component, int]]:

@@ -5,27 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm_capacity.report.size_data import serve_line
-from vllm_capacity.sizing.row import Binding, Row
-from vllm_capacity.sizing.sensitivity import Assumption, Sensitivity
+from vllm_capacity.report.size_words import ASSUMPTION, bought, bound_by, flips, layout
+from vllm_capacity.sizing.row import Row
+from vllm_capacity.sizing.sensitivity import Sensitivity
 
 if TYPE_CHECKING:
     from rich.console import Console
     from vllm_capacity.sizing.ask import Report
 
-_BINDING = {
-    Binding.KV_CACHE: "KV cache",
-    Binding.MAX_NUM_SEQS: "--max-num-seqs",
-    Binding.WEIGHTS: "weights",
-    Binding.NOTHING: "none",
-}
-_ASSUMPTION = {
-    Assumption.CONTEXT: "longest request",
-    Assumption.CONCURRENCY: "requests at once",
-    Assumption.UTILIZATION: "share of the GPU",
-    Assumption.BATCHED_TOKENS: "tokens a batch",
-    Assumption.CACHE_DTYPE: "KV cache dtype",
-    Assumption.RELEASE: "vLLM release",
-}
 LEFT_OUT_SHOWN = 3
 
 
@@ -76,8 +63,8 @@ def _print_table(report: Report, rows: tuple[Row, ...], console: Console) -> Non
     first = report.question.models[0].name
     for row in rows:
         cells = [
-            _bought(row), _layout(row), row.args.kv_cache_dtype, f"{row.sequences:,}", f"{row.headroom:+.0%}",
-            _BINDING[row.binding] if row.starts else "not measured",
+            bought(row), layout(row), row.args.kv_cache_dtype, f"{row.sequences:,}", f"{row.headroom:+.0%}",
+            bound_by(row),
         ]  # fmt: skip
         if wide:
             cells += [
@@ -90,29 +77,14 @@ def _print_table(report: Report, rows: tuple[Row, ...], console: Console) -> Non
     console.print(table)
 
 
-def _bought(row: Row) -> str:
-    bought = row.purchase
-    if row.node.whole:
-        return f"{bought.nodes} x ({row.node.gpus} x {row.device.name})"
-    return f"{bought.gpus_bought} x {row.device.name}"
-
-
-def _layout(row: Row) -> str:
-    sizes = [f"tp{row.layout.tp}"]
-    sizes += [f"pp{row.layout.pp}"] if row.layout.pp > 1 else []
-    sizes += [f"dp{row.layout.dp}"] if row.layout.dp > 1 else []
-    sizes += ["ep"] if row.layout.expert_parallel else []
-    return f"{row.purchase.replicas} x {' '.join(sizes)}"
-
-
 def _print_first(report: Report, row: Row, console: Console) -> None:
     demand = report.question.demand
-    bought = row.purchase
+    purchase = row.purchase
     console.print("\n[bold]The first row[/]")
     console.print(
-        f"{bought.replicas} replica(s) of {row.layout.gpus} GPU(s): {bought.gpus_used} GPUs used, "
-        f"{bought.gpus_bought} bought"
-        + (f" in {bought.nodes} box(es)" if row.node.whole else "")
+        f"{purchase.replicas} replica(s) of {row.layout.gpus} GPU(s): {purchase.gpus_used} GPUs used, "
+        f"{purchase.gpus_bought} bought"
+        + (f" in {purchase.nodes} box(es)" if row.node.whole else "")
         + f"; {row.sequences:,} requests at once for {demand.sequences:,} asked",
         highlight=False,
     )
@@ -141,27 +113,7 @@ def _print_sensitivities(items: tuple[Sensitivity, ...], console: Console) -> No
         return
     console.print("\n[bold]What flips this verdict first[/] (each moved alone, re-planned)")
     for item in items:
-        console.print(f"{_ASSUMPTION[item.assumption]:<17} {_sentence(item)}", markup=False, highlight=False)
-
-
-def _sentence(item: Sensitivity) -> str:
-    if item.assumption is Assumption.RELEASE:
-        return (
-            f"holds on every known release, not only {item.now}"
-            if not item.flips
-            else (f"does not hold on {', '.join(item.beyond)}")
-        )
-    if item.assumption is Assumption.CACHE_DTYPE:
-        return f"{item.flag} {item.beyond[0]} does not hold it" if item.flips else "auto holds it too"
-    change = f" ({_percent(item)})" if item.distance is not None else ""
-    if not item.flips:
-        return f"{item.flag} {item.now}: holds as far as tried, to {item.last}{change}"
-    return f"{item.flag} {item.now}: holds to {item.last}{change}, no longer at {item.beyond[0]}"
-
-
-def _percent(item: Sensitivity) -> str:
-    sign = "-" if item.assumption is Assumption.UTILIZATION else "+"
-    return f"{sign}{item.distance:.0%}"
+        console.print(f"{ASSUMPTION[item.assumption]:<17} {flips(item)}", markup=False, highlight=False)
 
 
 def _print_left_out(report: Report, console: Console) -> None:

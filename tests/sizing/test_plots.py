@@ -57,7 +57,7 @@ def test_a_plan_is_a_stacked_bar_with_the_share_requested(tmp_path: Path, capsys
     assert GPT_OSS in shown
     assert f"{plan['kv_cache']['tokens']:,} tokens" in shown
     assert "requested share (0.92)" in shown
-    for component in ("weights", "kv cache", "nccl", "cuda graphs"):
+    for component in ("weights", "KV cache", "NCCL", "CUDA graphs"):
         assert component in shown
     weights = sum(t["bytes"] for t in plan["ranks"][0]["terms"] if t["component"] == "weights")
     assert f"{weights / 2**30:.1f}" in shown
