@@ -163,6 +163,7 @@ def test_the_sdist_holds_all_that_its_tests_need(sdist_names: set[str]):
         "README.md",
         "CHANGELOG.md",
         "CONTRIBUTING.md",
+        "mkdocs.yml",
         "pyproject.toml",
         ".ci/run",
     }

@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "budget": ("budget",),
     "plan": ("answer", "host", "advice", "verdict", "planner"),
     "request": ("request", "api"),
-    "uses": ("context_curve", "sizing", "emit", "logs", "diagnosis"),
+    "uses": ("context_curve", "reproduce", "sizing", "emit", "logs", "diagnosis"),
     "report": ("report",),
     "validate": ("validate",),
     "shell": ("cli", "web"),
@@ -52,9 +52,19 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Modules of this package that a file imports, below the package's name, wherever the import stands."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imported(path: Path, *, types: bool = True) -> Iterator[str]:
+    """Modules of this package that a file imports, below the package's name, wherever the import stands.
+
+    `types=False` leaves out what is imported under TYPE_CHECKING.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if not types and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            skipped |= set(ast.walk(node))
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -89,8 +99,10 @@ def layer_of() -> dict[str, int]:
 
 
 def units() -> list[str]:
-    """Those that exist, in layer order."""
+    """Those that exist, in layer order. Raises LookupError for one that is in no layer."""
     present = {unit(name) for name in modules() if name not in OUTSIDE}
+    if unplaced := present - layer_of().keys():
+        raise LookupError(f"in no layer of tools/import_picture.py: {', '.join(sorted(unplaced))}")
     return [name for names in LAYERS.values() for name in names if name in present]
 
 
