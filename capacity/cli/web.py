@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import click
+from vllm_capacity.cli.process import Terminated
 from vllm_capacity.errors import InputError
 
 EXTRA = frozenset({"fastapi", "starlette", "uvicorn", "nicegui"})
@@ -49,7 +52,8 @@ def command(host: str, port: int, root_path: str, no_browser: bool, allow_hub: b
             raise
         raise InputError(f"`web` needs {error.name}: pip install 'vllm-capacity[web]'") from None
     settings = WebSettings(allow_hub=allow_hub, root_path=_prefix(root_path))
-    serve(settings, host, port, open_browser=not no_browser)
+    with suppress(Terminated):  # SIGTERM is how a service is told to stop; uvicorn has ended in order by then
+        serve(settings, host, port, open_browser=not no_browser)
     return 0
 
 

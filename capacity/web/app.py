@@ -15,6 +15,7 @@ from vllm_capacity.web.api import fallback, router
 from vllm_capacity.web.limits import BodyLimits
 from vllm_capacity.web.openapi import publish
 from vllm_capacity.web.pool import Pool
+from vllm_capacity.web.prefix import Prefix
 from vllm_capacity.web.problems import KINDS, MEDIA_TYPE, ProblemError, invalid, problem_of
 from vllm_capacity.web.settings import WebSettings
 
@@ -35,7 +36,6 @@ def create_app(settings: WebSettings | None = None) -> FastAPI:
     app = FastAPI(
         title="vllm-capacity",
         version=__version__,
-        root_path=settings.root_path,
         openapi_url="/api/v1/openapi.json",
         docs_url=None,  # its page loads its scripts from a CDN
         redoc_url=None,
@@ -45,6 +45,8 @@ def create_app(settings: WebSettings | None = None) -> FastAPI:
     app.state.pool = pool
     app.state.catalogues = {}
     app.add_middleware(BodyLimits, settings=settings)
+    if settings.root_path:
+        app.add_middleware(Prefix, root_path=settings.root_path)  # added last: the outermost
     app.add_exception_handler(ProblemError, _answer)
     app.add_exception_handler(RequestValidationError, _answer)
     app.add_exception_handler(HTTPException, _answer)

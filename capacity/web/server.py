@@ -26,7 +26,6 @@ def serve(
         create_app(settings),
         log_level="warning",
         access_log=False,
-        root_path=settings.root_path,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         server_header=False,
     )

@@ -25,6 +25,10 @@ JOBS = {
     "explain": "vllm_capacity.web.jobs:explain",
     "models": "vllm_capacity.web.jobs:models",
     "gpus": "vllm_capacity.web.jobs:gpus",
+    "page_plan": "vllm_capacity.web.page.jobs:plan",
+    "page_layouts": "vllm_capacity.web.page.jobs:layouts",
+    "page_log": "vllm_capacity.web.page.jobs:log",
+    "page_report": "vllm_capacity.web.page.jobs:report",
 }
 """Job -> "module:function", imported when first asked: `function(head, body, settings) -> bytes`."""
 

@@ -52,7 +52,7 @@ def running(
             )  # fmt: skip
         try:
             wait_until(lambda: "Ctrl-C" in errors.read_text() or process.poll() is not None)
-            found = re.search(r"http://\S+?:\d+", errors.read_text())
+            found = re.search(r"http://\S+:\d+", errors.read_text())
             assert found, errors.read_text()
             with httpx.Client(base_url=found[0], timeout=60) as client:
                 wait_until(lambda: _answers(client))
