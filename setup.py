@@ -42,6 +42,6 @@ class BuildWithCatalogue(build_py):
 setup(
     packages=packages(),
     package_dir=dict(TREES),
-    package_data={"": ["py.typed", "*.yaml", "*.json", "*.c", "*.gz", "*.j2"]},
+    package_data={"": ["py.typed", "*.yaml", "*.json", "*.c", "*.gz", "*.j2", "*.css"]},
     cmdclass={"build_py": BuildWithCatalogue},
 )
