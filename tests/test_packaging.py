@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 TREES = {"capacity": "vllm_capacity", "validate": "vllm_capacity/validate"}
 DATA = {".yaml", ".json", ".typed", ".c", ".gz", ".j2"}
-BESIDE = ("tests", "benchmarks", "docs", "tools")
+BESIDE = ("tests", "benchmarks", "container", "docs", "tools")
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +165,8 @@ def test_the_sdist_holds_all_that_its_tests_need(sdist_names: set[str]):
         "CONTRIBUTING.md",
         "mkdocs.yml",
         "pyproject.toml",
+        "Containerfile",
+        ".dockerignore",
         ".ci/run",
     }
     for folder in BESIDE:
