@@ -27,6 +27,7 @@ REACHING = (
     "tests/hub",  # huggingface_hub
     "tests/inputs",  # PyYAML, configs
     "tests/web",  # fastapi, uvicorn, nicegui
+    "tests/report",  # jinja2
     "tests/sizing/test_plots.py",  # matplotlib
     "tests/sizing/test_rows.py",  # rich
     "tests/sizing/test_compare.py",  # rich

@@ -232,8 +232,8 @@ def packaged() -> str:
     """Errors by term, and of the available KV cache by class, release and GPU: bytes, and shares of the device."""
     known = [c for c in cases() if c.figures]
 
-    def errors(term: str, found: Iterable[Case]) -> dict[str, int | float]:
-        both = _compared(term, _errors(found, term))
+    def errors(term: str, found: Iterable[Case], *, named: bool = True) -> dict[str, int | float]:
+        both = [(c, f) for c, f in _compared(term, _errors(found, term)) if named or not why(c, term)]
         n_bytes = [abs(f.error) for _, f in both]
         shares = [abs(f.error) / c.device_bytes for c, f in both]
         return {
@@ -258,6 +258,7 @@ def packaged() -> str:
             term: {"all": errors(term, known), "unseen": errors(term, [c for c in known if c.unseen])}
             for term in TERMS
         },
+        "available_kv_without_named_misses": errors("available_kv", known, named=False),
         "classes": by(lambda c: c.family),
         "releases": by(lambda c: c.release),
         "gpus": by(lambda c: find_device(c.device).name),

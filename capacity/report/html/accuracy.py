@@ -69,10 +69,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """`like_this`: (what the runs have in common with this plan, their error of the KV cache)."""
+    """`like_this`: (what the runs have in common with this plan, their error of the KV cache); `named`: how many runs miss
+    the cache by more than that and are explained by name."""
 
     runs: int
     own: int
+    named: int
+    unnamed: str
     budget: tuple[Known, ...]
     like_this: tuple[tuple[str, str], ...]
     exact_bytes: int
@@ -112,11 +115,14 @@ def accuracy(plan: Plan) -> Accuracy:
                 unseen=unseen.share_words,
             )
         )
+    plain = Errors(**figures["available_kv_without_named_misses"])
     on_device = [t for t in rank.terms if t.allocator is not Allocator.HOST]
     exact = [t for t in on_device if t.low == t.high and t.n_bytes]
     return Accuracy(
         runs=figures["runs"],
         own=figures["own"],
+        named=figures["terms"]["available_kv"]["all"]["runs"] - plain.runs,
+        unnamed=plain.share_words,
         budget=tuple(rows),
         like_this=tuple(
             (words, Errors(**found).share_words if found else "no run is recorded")

@@ -91,7 +91,7 @@ def stacked_bars(kinds: Sequence[Kind]) -> Bars:
         )
         for kind in kinds
     )
-    rows = [_row(component, kinds) for component in LOOKS]
+    rows = [*(_row(component, kinds) for component in LOOKS), _others(kinds)]
     return Bars(
         bars=tuple(_bar(kind, widest) for kind in kinds),
         rows=tuple(row for row in rows if any(cell.n_bytes for cell in row.cells)),
@@ -131,3 +131,12 @@ def _row(component: Component, kinds: Sequence[Kind]) -> Row:
     return Row(
         name=name_of(component), look=LOOKS[component], meaning=MEANINGS[component], cells=tuple(cells)
     )  # fmt: skip
+
+
+def _others(kinds: Sequence[Kind]) -> Row:
+    return Row(
+        name="other processes",
+        look=OTHERS,
+        meaning="in use on the GPU before vLLM starts",
+        cells=tuple(Cell(n_bytes=kind.plan.used_by_others_bytes, interval="given") for kind in kinds),
+    )

@@ -93,6 +93,12 @@ def sentence(plan: Plan | RefusedPlan) -> str:
         )
     if not kv.stages:
         return f"{vllm} starts {what}. This model keeps no KV cache."
+    engines = plan.engine.parallel.dp
+    if engines > 1:
+        return (
+            f"{vllm} starts {what}: {engines:,} engines, each with a KV cache of {kv.tokens:,} tokens, "
+            f"{kv.max_concurrency:,.1f} requests of {kv.max_model_len:,} tokens at once."
+        )
     return (
         f"{vllm} starts {what} and keeps a KV cache of {kv.tokens:,} tokens: {kv.max_concurrency:,.1f} requests of "
         f"{kv.max_model_len:,} tokens at once."
