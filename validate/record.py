@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from vllm_capacity import whole_files
 from vllm_capacity.errors import InputError
-from vllm_capacity.validate import files
 
 SCHEMA_VERSION = 1
 MAX_RECORD_BYTES = 256 << 20
@@ -228,7 +228,7 @@ def append_record(path: Path, record: RunRecord) -> None:
     """
     line = record.model_dump_json(exclude_defaults=False).encode() + b"\n"
     try:
-        files.append_line(path, line, whole=_is_whole)
+        whole_files.append_line(path, line, whole=_is_whole)
     except OSError as error:
         raise InputError(
             f"{path}: cannot be written ({error.strerror or error}); {_kept_elsewhere(line)}"
@@ -238,7 +238,7 @@ def append_record(path: Path, record: RunRecord) -> None:
 def check_appendable(path: Path) -> None:
     """InputError where records could not be appended: to be asked before a run, not after."""
     try:
-        files.check_appendable(path)
+        whole_files.check_appendable(path)
     except OSError as error:
         raise InputError(f"--records {path}: cannot be written ({error.strerror or error})") from None
 
@@ -264,6 +264,6 @@ def _kept_elsewhere(line: bytes) -> str:
 def write_file(path: Path, text: str) -> None:
     """Replace a file in one step. Raises InputError where it cannot be written; the old one is then still there."""
     try:
-        files.replace_file(path, text.encode())
+        whole_files.replace_file(path, text.encode())
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None

@@ -18,16 +18,17 @@ from vllm_capacity.errors import CapacityError
 
 COMMANDS = {
     "plan": "Say whether a model starts, how much KV cache it gets, and where every byte goes.",
-    "size": "Say which GPUs hold a model and its load, how many, and with how much room.",
+    "size": "Say which GPUs hold a model and its load, how many, in which layout, and with how much room.",
     "compare": "Put two plans side by side, with the difference per term.",
-    "explain": "From a vLLM log to the cause of a failure and the smallest change that fixes it.",
-    "validate": "Run the real vLLM on this machine's GPUs and compare it with the plan.",
-    "refine": "Fit correction factors from recorded runs.",
+    "explain": "Say where the memory of a run went, why it failed, and the smallest change that fixes it.",
+    "validate": "Run the real vLLM on this machine's GPUs and compare what it used with the plan.",
+    "refine": "Fit correction factors from the RECORDS that `validate` wrote.",
     "dry-run": "Run vLLM's own start-up without a GPU and say what it allocates.",
     "web": "Serve the calculator as a page and an HTTP API.",
-    "models": "Search the bundled model catalogue.",
-    "gpus": "Search the GPU catalogue.",
-    "schema": "Print the JSON Schema of `plan --json`.",
+    "models": "Search the bundled model catalogue by part of a name.",
+    "gpus": "Search the GPU catalogue by part of a name.",
+    "schema": "Print the JSON Schema of `plan --json`, or of `size --json` or `explain --json`.",
+    "completion": "Print the script that makes a shell complete commands, flags, models, GPUs and releases.",
 }
 """Command -> first sentence of its help; the module of the same name holds it as `command`."""
 
@@ -87,7 +88,11 @@ def run(arguments: list[str] | None = None) -> int:
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as stop:
+        if isinstance(
+            stop.__cause__, EOFError
+        ):  # click's idea of an interruption; nothing here asks questions
+            return _fail(f"a file ends too early: {stop.__cause__}")
         return _fail("interrupted", process.INTERRUPTED)
     except process.Terminated as stop:
         return _fail(f"ended by {stop}", stop.code)

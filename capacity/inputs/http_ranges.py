@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from vllm_capacity.errors import InputError
@@ -18,8 +20,41 @@ T = TypeVar("T")
 
 ATTEMPTS = 4
 TIMEOUT_S = 20.0
+PATIENCE = 6
+"""So many times the timeout of a single read (HF_HUB_DOWNLOAD_TIMEOUT) may one file take."""
 LONGEST_PAUSE_S = 10
 MAX_SKIPPED_BYTES = 100 * 1000 * 1000
+
+
+class OutOfTimeError(Exception):
+    """A server that sends a byte now and then never trips the timeout of a single read."""
+
+
+def patience_s() -> float:
+    """How long one file or header may take in all."""
+    from huggingface_hub import constants
+
+    return PATIENCE * float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+
+
+def in_time(call: Callable[[], T], seconds: float) -> T:
+    """What `call` gives, or its exception; OutOfTimeError if it takes longer (it is then left alone)."""
+    answers: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put((call(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        value, error = answers.get(timeout=seconds)
+    except Empty:
+        raise OutOfTimeError(f"no answer within {seconds:.0f} s") from None
+    if error is not None:
+        raise error
+    return cast(T, value)
 
 
 def retry(call: Callable[[], T], *, answered_only: bool = False) -> T:

@@ -17,7 +17,7 @@ from typing import Any
 
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.config_json import CONFIG_NAME, MAX_CONFIG_BYTES, QUANTISATION_NAME, parse_json
-from vllm_capacity.inputs.http_ranges import retry
+from vllm_capacity.inputs.http_ranges import OutOfTimeError, in_time, patience_s, retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def fetch_config(
     """
     file = fetch_file(repository, CONFIG_NAME, revision=revision, offline=offline, hint=hint)
     assert file is not None
-    root = parse_json(file.path.read_bytes(), f"{CONFIG_NAME} of {repository}")
+    root = _parse(file, f"{CONFIG_NAME} of {repository}")
     quantization = None
     if root.get("quantization_config") is None:
         beside = fetch_file(
@@ -60,11 +60,26 @@ def fetch_config(
             optional=True,
         )
         if beside is not None:
-            quantization = parse_json(beside.path.read_bytes(), f"{QUANTISATION_NAME} of {repository}")
+            quantization = _parse(beside, f"{QUANTISATION_NAME} of {repository}")
     where = f"Hugging Face Hub ({_endpoint_name()}" if file.fresh else "Hugging Face cache on this machine ("
     commit = f"commit {file.commit[:12]}" if file.commit else f"revision {revision or 'main'}"
     source = f"{where}, {commit})" if file.fresh else f"{where}{commit})"
     return HubConfig(root, quantization, file.commit, source)
+
+
+def _parse(file: HubFile, what: str) -> dict[str, Any]:
+    return parse_json(read_bounded(file.path, MAX_CONFIG_BYTES), what)
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """At most `limit` + 1 bytes of a file of the cache, which others write too. Raises InputError."""
+    try:
+        with path.open("rb") as file:
+            return file.read(limit + 1)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error.strerror or error}; remove it from the cache, or set HF_HOME to another"
+        ) from None
 
 
 def fetch_file(
@@ -98,20 +113,26 @@ def fetch_file(
     try:
         with _quiet():
             url = hub.hf_hub_url(repository, name, revision=revision)
-            facts = retry(lambda: hub.get_hf_file_metadata(url), answered_only=True)
+            facts = in_time(
+                lambda: retry(lambda: hub.get_hf_file_metadata(url), answered_only=True), patience_s()
+            )
     except Exception as error:  # the library raises its own, the HTTP client's and the system's errors
         if optional and _is_missing_entry(error):
             return None
         if known is not None and not _is_missing_entry(error):
             return known
         raise explain(error, repository, name, revision, hint) from None
-    if facts.size is not None and facts.size > limit:
+    if facts.size is None:  # anything could come, also more than the disk holds
+        raise InputError(
+            f"{_endpoint_name()} does not say how large {name} of {repository} is; check HF_ENDPOINT"
+        )
+    if facts.size > limit:
         raise InputError(f"{repository}: {name} has {facts.size:,} bytes; at most {limit:,} are read")
     if known is not None and known.commit == facts.commit_hash and known.path.is_file():
         return HubFile(known.path, known.commit, fresh=True)
     try:
         with _quiet():
-            path = hub.hf_hub_download(repository, name, revision=revision)
+            path = in_time(lambda: hub.hf_hub_download(repository, name, revision=revision), patience_s())
     except Exception as error:  # as above
         raise explain(error, repository, name, revision, hint) from None
     return HubFile(Path(path), facts.commit_hash, fresh=True)
@@ -126,9 +147,14 @@ def explain(
     """One line that says what happened and what to do about it."""
     from huggingface_hub import constants, errors
 
-    cause = error.__cause__
-    if isinstance(error, errors.LocalEntryNotFoundError) and cause is not None:
-        error = cause
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        error = error.__cause__ or error.__context__ or error
+    if isinstance(error, OutOfTimeError):
+        return InputError(
+            f"{_endpoint_name()} did not send {name} of {repository} within {patience_s():.0f} s; try again later"
+        )
+    if isinstance(error, errors.FileMetadataError):
+        return InputError(f"{_endpoint_name()} does not answer like a Hugging Face Hub; check HF_ENDPOINT")
     page = f"{constants.ENDPOINT}/{repository}"
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
@@ -174,19 +200,17 @@ def explain(
             f"{_endpoint_name()} did not answer within {constants.HF_HUB_ETAG_TIMEOUT} s "
             f"for {repository}; {elsewhere}"
         )
+    if isinstance(error, OSError) and ("Consistency check" in text or "should be of size" in text):
+        return InputError(f"{name} of {repository} arrived incomplete or changed; try again")
     if any(
         word in text
         for word in ("Connect", "Connection", "Network", "resolve", "Protocol", "ReadError", "SSL")
     ):
         return InputError(f"{_endpoint_name()} cannot be reached for {repository}; {elsewhere}")
-    if isinstance(error, OSError) and ("Consistency check" in text or "should be of size" in text):
-        return InputError(f"{name} of {repository} arrived incomplete; try again")
     if isinstance(error, OSError) and error.filename:
         return InputError(
             f"cannot write to {error.filename}: {error.strerror}; set HF_HOME to a folder you may write to"
         )
-    if isinstance(error, errors.FileMetadataError):
-        return InputError(f"{_endpoint_name()} does not answer like a Hugging Face Hub; check HF_ENDPOINT")
     return InputError(f"{repository}: {name} cannot be fetched ({text[:200]}); {elsewhere}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -118,7 +118,7 @@ def _tensor(name: str, entry: Any, what: str) -> TensorInfo:
     offsets: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise InputError(f"{what}: tensor {name!r:.80} has the unknown dtype {dtype!r:.20}")
-    if not _sizes(shape) or len(shape) > 16:
+    if not isinstance(shape, list) or not possible_shape(shape):
         raise InputError(f"{what}: tensor {name!r:.80} has the impossible shape {shape!r:.60}")
     if (
         not isinstance(offsets, list)
@@ -135,8 +135,9 @@ def _tensor(name: str, entry: Any, what: str) -> TensorInfo:
     return TensorInfo(name, dtype, tuple(shape), n_bytes)
 
 
-def _sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(v) is int and 0 <= v <= MAX_DIMENSION for v in value)
+def possible_shape(shape: Sequence[Any]) -> bool:
+    """Whether these can be the sizes of a tensor."""
+    return len(shape) <= 16 and all(type(v) is int and 0 <= v <= MAX_DIMENSION for v in shape)
 
 
 def join(shards: Iterable[tuple[str, list[TensorInfo]]]) -> tuple[TensorInfo, ...]:

@@ -9,14 +9,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from vllm_capacity.errors import InputError
-from vllm_capacity.inputs.http_ranges import get_range, retry
-from vllm_capacity.inputs.safetensors_format import TensorInfo, header_length, join, parse_header, shard_names
+from vllm_capacity.inputs.http_ranges import OutOfTimeError, get_range, patience_s, retry
+from vllm_capacity.inputs.safetensors_format import (
+    DTYPE_BITS,
+    TensorInfo,
+    header_length,
+    join,
+    parse_header,
+    possible_shape,
+    shard_names,
+)
+from vllm_capacity.whole_files import replace_file
 
 __all__ = ["CheckpointHeaders", "Progress", "TensorInfo", "read_headers", "read_hub", "read_local"]
 
@@ -91,7 +102,7 @@ def _local_shards(folder: Path) -> list[Path]:
             return [folder / name for name in names]
     except OSError as error:
         raise InputError(f"{index} cannot be read: {error.strerror or error}") from None
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(file for file in folder.glob("*.safetensors") if file.is_file())  # no pipe: it would never end
     # Mistral's own consolidated files hold the same weights once more; vLLM reads the ones or the others
     # (model_loader/default_loader.py: _prepare_weights)
     files = [file for file in files if not file.name.startswith("consolidated")] or files
@@ -119,7 +130,7 @@ def read_hub(
     """Headers of a repository by HTTP range requests; cached by commit."""
     import huggingface_hub as hub
     from huggingface_hub import constants
-    from vllm_capacity.inputs.hub import explain, fetch_file
+    from vllm_capacity.inputs.hub import explain, fetch_file, read_bounded
 
     offline = offline or bool(constants.HF_HUB_OFFLINE)
     index = fetch_file(
@@ -135,7 +146,9 @@ def read_hub(
             return kept
     if offline:
         raise InputError(f"the safetensors headers of {repository} are not cached and the network is off")
-    names = shard_names(index.path.read_bytes(), f"{INDEX_NAME} of {repository}") if index else [SINGLE_NAME]
+    names = [SINGLE_NAME]
+    if index:
+        names = shard_names(read_bounded(index.path, MAX_INDEX_BYTES), f"{INDEX_NAME} of {repository}")
 
     def read(name: str) -> tuple[str, list[TensorInfo], str | None]:
         url = hub.hf_hub_url(repository, name, revision=commit or revision)
@@ -176,18 +189,39 @@ def _in_parallel(
     names: Sequence[str],
     progress: Progress | None,
 ) -> list[tuple[str, list[TensorInfo], str | None]]:
-    shards = []
-    with ThreadPoolExecutor(max_workers=min(WORKERS, len(names))) as pool:
-        pending = [pool.submit(read, name) for name in names]
-        try:
-            for future in pending:
-                shards.append(future.result())
-                if progress is not None:
-                    progress(len(shards), len(names))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return shards
+    """In the order of `names`. The threads are daemons: neither Ctrl-C nor an error waits for a server that hangs."""
+    todo: SimpleQueue[int] = SimpleQueue()
+    done: SimpleQueue[tuple[int, tuple[str, list[TensorInfo], str | None] | BaseException]] = SimpleQueue()
+    for index in range(len(names)):
+        todo.put(index)
+
+    def work() -> None:
+        with suppress(Empty):
+            while True:
+                index = todo.get_nowait()
+                try:
+                    done.put((index, read(names[index])))
+                except BaseException as error:
+                    done.put((index, error))
+
+    for _ in range(min(WORKERS, len(names))):
+        threading.Thread(target=work, daemon=True).start()
+    shards: dict[int, tuple[str, list[TensorInfo], str | None]] = {}
+    try:
+        while len(shards) < len(names):
+            index, answer = done.get(timeout=patience_s())
+            if isinstance(answer, BaseException):
+                raise answer
+            shards[index] = answer
+            if progress is not None:
+                progress(len(shards), len(names))
+    except Empty:
+        raise OutOfTimeError from None
+    finally:
+        with suppress(Empty):  # what is not begun is not read any more
+            while True:
+                todo.get_nowait()
+    return [shards[index] for index in range(len(names))]
 
 
 def _is_missing(error: BaseException) -> bool:
@@ -221,13 +255,15 @@ def load_cached(repository: str, commit: str) -> CheckpointHeaders | None:
         tensors = tuple(
             TensorInfo(str(n), str(d), tuple(map(int, s)), int(b)) for n, d, s, b in value["tensors"]
         )
+        if not all(t.dtype in DTYPE_BITS and possible_shape(t.shape) for t in tensors):
+            return None
         return CheckpointHeaders(tensors, int(value["n_files"]), f"{value['source']} (cached)", commit)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
 def _store_cached(repository: str, commit: str, headers: CheckpointHeaders) -> None:
-    """Written beside and renamed, so a reader sees all of it or nothing; a read-only home is no error."""
+    """A reader sees all of it or nothing; a full disk or a read-only home is no error."""
     file = _cache_file(repository, commit)
     value = {
         "repository": repository,
@@ -236,10 +272,5 @@ def _store_cached(repository: str, commit: str, headers: CheckpointHeaders) -> N
         "n_files": headers.n_files,
         "tensors": [(t.name, t.dtype, t.shape, t.n_bytes) for t in headers.tensors],
     }
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = file.with_suffix(f".{os.getpid()}.tmp")
-        scratch.write_text(json.dumps(value, separators=(",", ":")))
-        scratch.replace(file)
-    except OSError:
-        pass
+    with suppress(OSError):
+        replace_file(file, json.dumps(value, separators=(",", ":")).encode())

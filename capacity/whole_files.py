@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import stat
@@ -59,6 +58,8 @@ def check_appendable(path: Path) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
     """The file, open for reading and locked; made where there is none. The lock is on the file that has the name now."""
+    import fcntl  # not on Windows, where records are not written
+
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         with os.fdopen(descriptor, "rb") as file:
