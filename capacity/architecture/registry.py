@@ -188,7 +188,9 @@ ROWS: dict[str, tuple[Row, ...]] = {
         ("starcoder2:starcoder2", None, "0.24.0"),
         ("transformers_backend:starcoder2", "0.25.0", None),
     ),
-    **_ranges("ArceeForCausalLM", ("", None, "0.31.0"), ("transformers_backend:arcee", "0.32.0", None)),
+    **_ranges(
+        "ArceeForCausalLM", ("arcee:arcee", None, "0.31.0"), ("transformers_backend:arcee", "0.32.0", None)
+    ),
     **_ranges(
         "HunYuanDenseV1ForCausalLM",
         ("hunyuan:hunyuan_dense", None, "0.28.0"),
