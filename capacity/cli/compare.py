@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.command("compare", context_settings={"ignore_unknown_options": True})
 @click.argument("sides", nargs=-1, type=click.UNPROCESSED, metavar="A B [FLAGS OF plan FOR BOTH]")
-@click.option("--json", "as_json", is_flag=True, help="The rows as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 def command(sides: tuple[str, ...], as_json: bool) -> int:
     """Put two plans side by side, with the difference per term.
 

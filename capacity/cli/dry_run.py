@@ -6,15 +6,21 @@ import sys
 from typing import Any
 
 import click
+from vllm_capacity.cli import candidates, common_options
 from vllm_capacity.cli.engine_options import NAMES, engine_options
 
 
-@click.command("dry-run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
-@click.option(
-    "--model", metavar="MODEL", help="A folder, a config.json, a catalogue id, or a Hugging Face id."
+@click.command(
+    "dry-run",
+    cls=candidates.EngineCommand,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
 )
+@common_options.model
 @click.option(
-    "--python", default=sys.executable, metavar="PATH", help="Python of an environment that has vLLM."
+    "--python",
+    default=sys.executable,
+    metavar="PATH",
+    help="Python of an environment that has vLLM. Default: this one.",
 )
 @click.option("--ranks", default="ends", show_default=True, metavar="ends|all|0,7",
               help="Ranks to run; ends: one per pipeline stage.")  # fmt: skip
@@ -25,20 +31,17 @@ from vllm_capacity.cli.engine_options import NAMES, engine_options
     type=click.IntRange(min=0),
     help="Tensors alive at the peak to list.",
 )
-@click.option("--revision", metavar="REV", help="Branch, tag or commit on the Hub.")
-@click.option("--offline", is_flag=True, help="Never ask the Hub.")
-@click.option("--gpu", metavar="NAME", help="A GPU of the catalogue. Default: the local one, else H100-80GB.")
-@click.option("--gpu-memory", metavar="SIZE", help="Total memory of a GPU that is not in the catalogue.")
-@click.option("--compute-capability", metavar="X.Y", help="Its compute capability, with --gpu-memory.")
-@click.option("--free-memory", metavar="SIZE", help="Free at start-up, where others use the GPU too.")
-@click.option("--used-memory", metavar="SIZE", help="Used by others at start-up.")
-@click.option("--vllm-version", metavar="X.Y.Z", help="Must be the one in --python; default: that one.")
-@click.option(
-    "--usage", type=click.Choice(["server", "offline"]), help="vllm serve (default) or the LLM class."
-)
-@click.option(
-    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable of the server."
-)
+@common_options.revision
+@common_options.offline
+@common_options.gpu
+@common_options.gpu_memory
+@common_options.compute_capability
+@common_options.free_memory
+@common_options.used_memory
+@click.option("--vllm-version", metavar="X.Y.Z", shell_complete=candidates.releases,
+              help="Must be the one in --python; default: that one.")  # fmt: skip
+@common_options.usage
+@common_options.environment
 @click.option(
     "--calibration", metavar="FILE|none", help="Correction factors of the terms that come from the plan."
 )
@@ -56,13 +59,15 @@ from vllm_capacity.cli.engine_options import NAMES, engine_options
 @engine_options
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- vllm serve MODEL ...]")
 def command(command_line: tuple[str, ...], **options: Any) -> int:
-    """Run vLLM's own worker without a GPU, without weights: parameters, KV cache and activation peak as vLLM makes them.
+    """Run vLLM's own start-up without a GPU and say what it allocates.
 
     \b
     vllm-capacity dry-run --model Qwen/Qwen3-30B-A3B --gpu H200 --tp 2 --python /opt/vllm/bin/python
+    vllm-capacity dry-run --ranks all --python /opt/vllm/bin/python -- vllm serve Qwen/Qwen3-8B --max-model-len 32k
 
-    Needs a Python with vLLM (a vLLM image on a CPU node will do) and a C compiler; about a minute and 1.5 GB. Takes the
-    flags of `plan`. Exit code 0: starts, 1: does not, 3: not every stage was run, 2: bad input or not checked.
+    Parameters, KV cache and activation peak are as vLLM's own worker makes them, on tensors without storage. Needs a
+    Python with vLLM (a vLLM image on a CPU node will do) and a C compiler; about a minute and 1.5 GB. Takes the flags of
+    `plan`. Exit code 0: starts, 1: does not, 3: not every stage was run, 2: bad input or not checked.
     """
     from vllm_capacity.validate.dry_run.command import execute
 

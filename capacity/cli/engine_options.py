@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from vllm_capacity.cli.candidates import flag_values
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,7 +71,8 @@ def engine_options(function: F) -> F:
         )
     for flags, metavar, help_text in reversed(SIZES):
         parameter = flags[0][2:].replace("-", "_")
-        function = click.option(*flags, parameter, metavar=metavar, default=None, help=help_text)(function)
+        function = click.option(*flags, parameter, metavar=metavar, default=None, help=help_text,
+                                shell_complete=flag_values)(function)  # fmt: skip
     return function
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
+from vllm_capacity.cli import candidates, common_options
 from vllm_capacity.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,15 +15,18 @@ if TYPE_CHECKING:
 
 
 @click.command("explain")
-@click.argument("log", required=False, metavar="[LOG]")
+@click.argument("log", required=False, metavar="[LOG]", shell_complete=candidates.files)
 @click.option(
     "--model",
     metavar="MODEL",
-    help="Where the log does not name it: a folder, config.json, catalogue or Hub id.",
+    shell_complete=candidates.models,
+    help="Where the log does not name it: a folder, a config.json, a catalogue id, or a Hugging Face id.",
 )
-@click.option("--gpu", metavar="NAME", help="Where the log leaves it open (`vllm-capacity gpus`).")
-@click.option("--vllm-version", metavar="X.Y.Z", help="Where the log does not name it.")
-@click.option("--offline", is_flag=True, help="Never ask the Hub.")
+@click.option("--gpu", metavar="NAME", shell_complete=candidates.gpus,
+              help="Where the log leaves it open: a GPU of the catalogue (`gpus`).")  # fmt: skip
+@click.option("--vllm-version", metavar="X.Y.Z", shell_complete=candidates.releases,
+              help="Where the log does not name it.")  # fmt: skip
+@common_options.offline
 @click.option(
     "--record",
     "record_file",
@@ -46,9 +50,8 @@ def command(
     vllm-capacity explain server.log
     kubectl logs deploy/vllm | vllm-capacity explain
 
-    LOG is a file (plain or .gz) or - for standard input: output of `vllm serve` or of a script, as docker,
-    kubectl or a terminal
-    recorded it. Exit code 0: nothing is wrong, 1: a problem was found, 2: no vLLM log.
+    LOG is a file (plain or .gz) or - for standard input: output of `vllm serve` or of a script, as docker, kubectl or a
+    terminal recorded it. Exit code 0: nothing is wrong, 1: a problem was found, 2: bad input, or no vLLM log.
     """
     from vllm_capacity.diagnosis.diagnose import diagnose_with_run
     from vllm_capacity.diagnosis.rebuild import Given

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from vllm_capacity.answer import Plan, RefusedPlan, Status
+from vllm_capacity.cli import candidates, common_options
 from vllm_capacity.cli.engine_options import NAMES, engine_options
 from vllm_capacity.cli.report_option import prepare, report_option, write_plan_report
 from vllm_capacity.errors import InputError
@@ -20,50 +21,34 @@ EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
 
 @click.command(
     "plan",
+    cls=candidates.EngineCommand,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
 )
-@click.option(
-    "--model", metavar="MODEL", help="A folder, a config.json, a catalogue id, or a Hugging Face id."
-)
-@click.option("--revision", metavar="REV", help="Branch, tag or commit on the Hub.")
-@click.option("--offline", is_flag=True, help="Never ask the Hub.")
+@common_options.model
+@common_options.revision
+@common_options.offline
 @click.option(
     "--weights",
     type=click.Choice(["auto", "headers", "config"]),
     default="auto",
     help="Sizes from safetensors headers or from the config; auto: headers where they are local or cached.",
 )
-@click.option(
-    "--gpu", metavar="NAME", help="A GPU of the catalogue (`gpus`). Default: the local one, else H100-80GB."
-)
-@click.option(
-    "--gpu-memory",
-    metavar="SIZE",
-    help="Total memory of a GPU that is not in the catalogue, as CUDA reports it.",
-)
-@click.option("--compute-capability", metavar="X.Y", help="Its compute capability, with --gpu-memory.")
-@click.option("--free-memory", metavar="SIZE", help="Free at start-up, where others use the GPU too.")
-@click.option("--used-memory", metavar="SIZE", help="Used by others at start-up.")
-@click.option("--vllm-version", metavar="X.Y.Z", help="Default: the installed vLLM's, else the newest known.")
-@click.option(
-    "--usage", type=click.Choice(["server", "offline"]), default=None, help="vllm serve (default) or LLM"
-)
+@common_options.gpu
+@common_options.gpu_memory
+@common_options.compute_capability
+@common_options.free_memory
+@common_options.used_memory
+@common_options.vllm_version
+@common_options.usage
 @click.option(
     "--concurrency", type=click.IntRange(min=1), help="Do this many requests of --max-model-len fit at once?"
 )
-@click.option(
-    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable of the server."
-)
-@click.option(
-    "--calibration", metavar="FILE|none", help="Correction factors to use instead of the built-in ones."
-)
-@click.option(
-    "--allow-unmodelled", is_flag=True, help="Accept flags whose memory is not modelled; widens the interval."
-)
+@common_options.environment
+@common_options.calibration
+@common_options.allow_unmodelled
 @click.option("--no-suggestions", is_flag=True, help="Leave out the re-planned changes.")
-@click.option(
-    "--explain", metavar="TERM", help="Print a term's or component's formula with its numbers and source."
-)
+@click.option("--explain", metavar="TERM", shell_complete=candidates.components,
+              help="Print a term's or component's formula with its numbers and source.")  # fmt: skip
 @click.option(
     "--check", type=click.Choice(["dry-run"]), help="Run vLLM's own start-up too; print what differs."
 )
@@ -71,7 +56,7 @@ EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
     "--python",
     default=None,
     metavar="PATH",
-    help="With --check: the Python that has vLLM. Default: this one.",
+    help="With --check: Python of an environment that has vLLM. Default: this one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON (see `vllm-capacity schema`).")
 @click.option(

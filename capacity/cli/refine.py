@@ -11,17 +11,20 @@ from vllm_capacity.errors import InputError
 
 @click.command("refine")
 @click.argument("records", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--output", type=click.Path(path_type=Path), help="File to write (default: the user's calibration file)."
-)
+@click.option("--output", metavar="FILE", type=click.Path(path_type=Path),
+              help="File to write. Default: the user's calibration file.")  # fmt: skip
 @click.option("--minimum-runs", type=click.IntRange(min=2), default=3, show_default=True,
               help="Runs that an entry needs.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the file instead of writing it.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was fitted as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Everything that was fitted, as JSON.")
 def command(
     records: tuple[Path, ...], output: Path | None, minimum_runs: int, dry_run: bool, as_json: bool
 ) -> int:
     """Fit correction factors from the RECORDS that `validate` wrote.
+
+    \b
+    vllm-capacity refine records.jsonl
+    vllm-capacity refine records.jsonl more-records.jsonl --dry-run
 
     Only what no source code tells is fitted (CUDA context, NCCL, communication buffers, kernel modules),
     keyed by what causes it. Reports the error on each model with the factors fitted without it, and refuses

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from vllm_capacity.cli import candidates, common_options
 from vllm_capacity.cli.engine_options import NAMES, engine_options
 from vllm_capacity.cli.report_option import prepare, report_option, write_size_report
 
@@ -18,12 +19,14 @@ PLOTTED = 5
 SORTS = ("cost", "gpus", "headroom", "tokens")
 
 
-@click.command("size", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
-@click.option(
-    "--model", metavar="MODEL", help="A folder, a config.json, a catalogue id, or a Hugging Face id."
+@click.command(
+    "size",
+    cls=candidates.EngineCommand,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
 )
-@click.option("--revision", metavar="REV", help="Branch, tag or commit on the Hub.")
-@click.option("--offline", is_flag=True, help="Never ask the Hub.")
+@common_options.model
+@common_options.revision
+@common_options.offline
 @click.option("--concurrency", type=click.IntRange(min=1), help="Requests of --max-model-len tokens at once.")
 @click.option("--prompt-tokens", type=click.IntRange(min=1), help="Workload: mean prompt length.")
 @click.option("--prompt-p95", type=click.IntRange(min=1), help="Its 95th percentile. Default: the mean.")
@@ -53,7 +56,8 @@ SORTS = ("cost", "gpus", "headroom", "tokens")
     metavar="0..1",
     help="Share of each prompt that all requests have in common.",
 )
-@click.option("--gpu", "gpus", metavar="A,B", help="Only these GPUs. Default: the whole catalogue.")
+@click.option("--gpu", "gpus", metavar="A,B", shell_complete=candidates.gpus,
+              help="Only these GPUs. Default: the whole catalogue.")  # fmt: skip
 @click.option("--vendor", metavar="NAME", help="Only GPUs of nvidia or amd.")
 @click.option("--node", "boxes", metavar="GPUxN,...", help="Boxes to buy whole, for example h100x8,l40sx4.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="Buy any GPU in boxes of so many.")
@@ -83,22 +87,11 @@ SORTS = ("cost", "gpus", "headroom", "tokens")
 @click.option(
     "--every-layout", is_flag=True, help="Every layout that holds the demand, not only the best per GPU."
 )
-@click.option("--vllm-version", metavar="X.Y.Z", help="Default: the installed vLLM's, else the newest known.")
-@click.option(
-    "--usage",
-    type=click.Choice(["server", "offline"]),
-    default=None,
-    help="vllm serve (default) or the LLM class.",
-)
-@click.option(
-    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable of the server."
-)
-@click.option(
-    "--calibration", metavar="FILE|none", help="Correction factors to use instead of the built-in ones."
-)
-@click.option(
-    "--allow-unmodelled", is_flag=True, help="Accept flags whose memory is not modelled; widens the interval."
-)
+@common_options.vllm_version
+@common_options.usage
+@common_options.environment
+@common_options.calibration
+@common_options.allow_unmodelled
 @click.option("--no-sensitivity", is_flag=True, help="Leave out what flips the verdict of the first row.")
 @click.option(
     "--plot",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from vllm_capacity.cli import candidates, common_options
 
 
 def _flags(extra: tuple[str, ...]) -> dict[str, Any]:
@@ -52,12 +53,20 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
         raise click.BadParameter(f"{value!r} is not a duration; write for example 90s, 10m or 1h") from None
 
 
-@click.command("validate", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-@click.option("--model", help="Folder, config.json, catalogue id or Hub id.")
-@click.option("--matrix", type=click.Path(path_type=Path), help="YAML file of runs (models x flags).")
-@click.option("--replay", type=click.Path(path_type=Path), help="Compare recorded runs again; needs no GPU.")
+@click.command(
+    "validate",
+    cls=candidates.EngineCommand,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+@common_options.model
+@click.option(
+    "--matrix", metavar="FILE", type=click.Path(path_type=Path), help="YAML file of runs (models x flags)."
+)
+@click.option("--replay", metavar="FILE", type=click.Path(path_type=Path),
+              help="Compare recorded runs again; needs no GPU.")  # fmt: skip
 @click.option(
     "--records",
+    metavar="FILE",
     type=click.Path(path_type=Path),
     default=Path("records.jsonl"),
     show_default=True,
@@ -65,25 +74,35 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 )
 @click.option(
     "--work",
+    metavar="FOLDER",
     type=click.Path(path_type=Path),
     default=Path("validate-work"),
     show_default=True,
     help="Folder for logs and compile caches.",
 )
-@click.option("--python", default=sys.executable, help="Python of the environment that has vLLM.")
-@click.option("--usage", type=click.Choice(["server", "offline"]), default="server", show_default=True)
+@click.option("--python", default=sys.executable, metavar="PATH",
+              help="Python of an environment that has vLLM. Default: this one.")  # fmt: skip
+@click.option("--usage", type=click.Choice(["server", "offline"]), default="server",
+              help="vllm serve (default) or the LLM class.")  # fmt: skip
 @click.option(
-    "--load-format", default="dummy", show_default=True, help="dummy: no weights needed; auto: real ones."
+    "--load-format",
+    default="dummy",
+    show_default=True,
+    metavar="FORMAT",
+    help="dummy: no weights needed; auto: real ones.",
 )
 @click.option(
     "--requests", "count", type=int, default=4, show_default=True, help="Requests of the first batch."
 )
-@click.option("--prompt-tokens", type=int, default=512, show_default=True)
-@click.option("--output-tokens", type=int, default=16, show_default=True)
-@click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="Environment of the engine.")
-@click.option("--limit", callback=_seconds, default="10m", show_default=True, help="Time limit of each run.")
-@click.option("--budget", callback=_seconds, help="Time for all runs; none is started that would not finish.")
-@click.option("--gpus", help="Indices of the GPUs to use, for example 0,1 (default: all).")
+@click.option("--prompt-tokens", type=int, default=512, show_default=True, help="Their prompt length.")
+@click.option("--output-tokens", type=int, default=16, show_default=True, help="Their output length.")
+@click.option("--env", "env", multiple=True, metavar="NAME=VALUE",
+              help="An environment variable of the server.")  # fmt: skip
+@click.option("--limit", callback=_seconds, default="10m", show_default=True, metavar="TIME",
+              help="Time limit of each run: 90s, 10m, 1h.")  # fmt: skip
+@click.option("--budget", callback=_seconds, metavar="TIME",
+              help="Time for all runs; none is started that would not finish.")  # fmt: skip
+@click.option("--gpus", metavar="0,1,...", help="Indices of the GPUs to use, for example 0,1. Default: all.")
 @click.option("--tolerance", type=float, default=3.0, show_default=True, help="Per cent of the KV cache.")
 @click.option(
     "--peak-tensors", is_flag=True, help="Also record which tensors were alive at the profiling peak."
@@ -94,12 +113,17 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option(
     "--refine", "refit", is_flag=True, help="Refit the user's calibration file from all its records."
 )
-@click.option("--calibration", help="Calibration file for the plan, or 'none'.")
-@click.option("--vllm-version", help="Release to plan for (default: the one installed in --python).")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@common_options.calibration
+@click.option("--vllm-version", metavar="X.Y.Z", shell_complete=candidates.releases,
+              help="Release to plan for. Default: the one installed in --python.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> int:
     """Run the real vLLM on this machine's GPUs and compare what it used with the plan.
+
+    \b
+    vllm-capacity validate --model Qwen/Qwen3-8B --max-model-len 32k
+    vllm-capacity validate --replay records.jsonl
 
     Takes vLLM's own flags as `plan` does (--tensor-parallel-size, --max-model-len, ...). Exit codes: 0 within
     tolerance or refused as predicted, 1 outside it or a wrong verdict, 2 bad input, 3 not measurable.
