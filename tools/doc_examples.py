@@ -7,7 +7,8 @@ What is an example, by the language of its fenced block:
   for the rest: `<!-- show: from TEXT; until TEXT; lines N; width N -->` (TEXT begins a line; width is 100 otherwise).
 - `sh` (and blocks without a language): each line that runs `vllm-capacity` has to end with 0, or with N where the line
   ends with `# exit code N`.
-- `python`: run in order, one namespace per page; `expression  # value` shows a value, `print(...)  # text` what is printed.
+- `python`: run in order, one namespace per page; `expression  # value` shows a value, `print(...)  # text` what is
+  printed. With a `title` it is a part of the file of that name, and no example.
 
 A line that cannot run everywhere says why in a comment at its end, in the words of `NEEDS`. Commands run in a folder of
 their own that holds `FILES`, without a network, at home nowhere. `tests/docs/test_examples.py` runs all of them.
@@ -49,6 +50,7 @@ FILES = {
     "records.jsonl": "tests/data/records/h200_vllm_0.26.0.jsonl",
     "prices.yaml": "docs/prices.example.yaml",
     "runs.yaml": "validate/matrices/h200_eager.yaml",
+    "afm/config.json": "docs/arcee.example.json",
     "docs": "docs",
     "tests": "tests",
 }
@@ -72,11 +74,14 @@ OUTSIDE_OF_THE_SHELL = ("pip ", "python3 -m venv", "docker ", "podman ")
 
 @dataclass(frozen=True, slots=True)
 class Block:
+    """`title`: the file that it is a part of, for blocks that are no examples; else empty."""
+
     page: Path
     line: int
     language: str
     body: str
     show: str
+    title: str = ""
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -86,7 +91,9 @@ def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
     for match in BLOCK.finditer(text):
         line = text.count("\n", 0, match.start("body"))
-        yield Block(page, line, match["language"].split(" ")[0], match["body"], match["show"] or "")
+        language, _, rest = match["language"].partition(" ")
+        title = re.search(r'title="([^"]+)"', rest)
+        yield Block(page, line, language, match["body"], match["show"] or "", title[1] if title else "")
 
 
 def shell_blocks() -> list[Block]:
@@ -122,6 +129,7 @@ def comment_of(line: str) -> str:
 def example_folder(folder: Path) -> Iterator[Path]:
     """A folder as readers have it before them, made the working directory; settings of the person who runs this left out."""
     for name, source in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).symlink_to(ROOT / source)
     (folder / "requests.jsonl").write_text(REQUESTS, encoding="utf-8")
     (folder / "my-model").mkdir()
@@ -266,7 +274,7 @@ def rewritten(page: Path, folder: Path) -> str:
     text, namespace = page.read_text(encoding="utf-8"), {"__name__": "example"}
     with example_folder(folder):
         for block, match in zip(list(blocks(page)), list(BLOCK.finditer(text)), strict=True):
-            if block.language == "python":
+            if block.language == "python" and not block.title:
                 body = rendered_python(block.body, namespace)
             elif block.language == "console" and any(runs_here(line) for line in commands(block)):
                 body = rendered(block)
@@ -281,6 +289,7 @@ def rewritten(page: Path, folder: Path) -> str:
 def shows_output(page: Path) -> bool:
     """True for pages whose text depends on what examples print."""
     return str(page.relative_to(ROOT)) not in NOT_RUN and any(
-        block.language == "python" or (block.language == "console" and any(map(runs_here, commands(block))))
+        (block.language == "python" and not block.title)
+        or (block.language == "console" and any(map(runs_here, commands(block))))
         for block in blocks(page)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
 from accuracy import cases
@@ -47,8 +48,16 @@ def measured() -> str:
     return "\n".join([*lines, ""])
 
 
+def arcee_module() -> str:
+    """The module that docs/adding-a-model-family.md writes."""
+    name = "capacity/architecture/arcee.py"
+    code = (Path(__file__).parent.parent / name).read_text(encoding="utf-8")
+    return f'\n\n```python title="{name}"\n{code}```\n\n'
+
+
 FACTS: dict[str, Callable[[], str]] = {
     "accuracy": accuracy_line,
     "counts": counts,
     "calibration": measured,
+    "arcee-module": arcee_module,
 }

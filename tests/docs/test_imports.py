@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -59,3 +60,18 @@ def test_only_the_budget_puts_terms_into_accounts() -> None:
         if isinstance(node, ast.ImportFrom) and any(alias.name == "account_of" for alias in node.names)
     ]
     assert set(asking) == {"validate.dry_run.as_plan", "validate.dry_run.terms"}
+
+
+def test_the_page_says_where_every_package_is() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    missing = [
+        name for name in import_picture.units() if not any(f"{name}{end}" in page for end in ("/", ".py"))
+    ]
+    assert not missing, "docs/architecture.md: Where things are"
+
+
+def test_the_page_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    names = re.findall(r"`((?:capacity|validate|tools|tests)/[\w/.]+)`", page)
+    assert names
+    assert not [name for name in names if not (ROOT / name).exists()]
