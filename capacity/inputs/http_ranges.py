@@ -22,6 +22,7 @@ ATTEMPTS = 4
 TIMEOUT_S = 20.0
 PATIENCE = 6
 """So many times the timeout of a single read (HF_HUB_DOWNLOAD_TIMEOUT) may one file take."""
+WATCH_S = 0.1
 LONGEST_PAUSE_S = 10
 MAX_SKIPPED_BYTES = 100 * 1000 * 1000
 
@@ -37,8 +38,11 @@ def patience_s() -> float:
     return PATIENCE * float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
 
-def in_time(call: Callable[[], T], seconds: float) -> T:
-    """What `call` gives, or its exception; OutOfTimeError if it takes longer (it is then left alone)."""
+def in_time(call: Callable[[], T], seconds: float, watch: Callable[[], None] | None = None) -> T:
+    """What `call` gives, or its exception; OutOfTimeError if it takes longer (it is then left alone).
+
+    `watch` is called now and then meanwhile, and may raise.
+    """
     answers: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
     def work() -> None:
@@ -48,10 +52,17 @@ def in_time(call: Callable[[], T], seconds: float) -> T:
             answers.put((None, error))
 
     threading.Thread(target=work, daemon=True).start()
-    try:
-        value, error = answers.get(timeout=seconds)
-    except Empty:
-        raise OutOfTimeError(f"no answer within {seconds:.0f} s") from None
+    deadline = time.monotonic() + seconds
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise OutOfTimeError(f"no answer within {seconds:.0f} s")
+        try:
+            value, error = answers.get(timeout=min(left, WATCH_S))
+            break
+        except Empty:
+            if watch is not None:
+                watch()
     if error is not None:
         raise error
     return cast(T, value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import urllib.error
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,16 @@ def fetch_config(
     return HubConfig(root, quantization, file.commit, source)
 
 
+def check_settings() -> None:
+    """huggingface_hub reads its variables when it is imported. Raises InputError for one that it cannot read."""
+    try:
+        from huggingface_hub import constants  # noqa: F401
+    except ValueError as error:
+        raise InputError(
+            f"a variable HF_... of the environment is not what huggingface_hub expects: {error}"
+        ) from None
+
+
 def _parse(file: HubFile, what: str) -> dict[str, Any]:
     return parse_json(read_bounded(file.path, MAX_CONFIG_BYTES), what)
 
@@ -98,6 +108,7 @@ def fetch_file(
     it travels, and a cached file of the same commit is used as it is. Without an answer the cached file is
     used.
     """
+    check_settings()
     import huggingface_hub as hub
     from huggingface_hub import constants
 
@@ -132,10 +143,36 @@ def fetch_file(
         return HubFile(known.path, known.commit, fresh=True)
     try:
         with _quiet():
-            path = in_time(lambda: hub.hf_hub_download(repository, name, revision=revision), patience_s())
+            path = _download(repository, name, revision, limit)
+    except InputError:
+        raise
     except Exception as error:  # as above
         raise explain(error, repository, name, revision, hint) from None
     return HubFile(Path(path), facts.commit_hash, fresh=True)
+
+
+def _download(repository: str, name: str, revision: str | None, limit: int) -> str:
+    """Through huggingface_hub's cache. A server that sends without end fills neither time nor disk. Raises InputError."""
+    import huggingface_hub as hub
+    from huggingface_hub import constants
+
+    blobs = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "blobs"
+
+    def watch() -> None:
+        for part in blobs.glob("*.incomplete"):
+            with suppress(FileNotFoundError):
+                if part.stat().st_size > limit:
+                    raise InputError(
+                        f"{_endpoint_name()} sends more of {name} of {repository} than it said; try again later"
+                    )
+
+    try:
+        return in_time(lambda: hub.hf_hub_download(repository, name, revision=revision), patience_s(), watch)
+    except (InputError, OutOfTimeError):
+        with suppress(OSError):  # it is still being written, under no name from here on
+            for part in blobs.glob("*.incomplete"):
+                part.unlink()
+        raise
 
 
 # -- errors --------------------------------------------------------------------------------------------------
@@ -154,7 +191,9 @@ def explain(
             f"{_endpoint_name()} did not send {name} of {repository} within {patience_s():.0f} s; try again later"
         )
     if isinstance(error, errors.FileMetadataError):
-        return InputError(f"{_endpoint_name()} does not answer like a Hugging Face Hub; check HF_ENDPOINT")
+        return InputError(
+            f"{_endpoint_name()} does not answer like a Hugging Face Hub for {repository}; check HF_ENDPOINT"
+        )
     page = f"{constants.ENDPOINT}/{repository}"
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)

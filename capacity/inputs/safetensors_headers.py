@@ -102,7 +102,9 @@ def _local_shards(folder: Path) -> list[Path]:
             return [folder / name for name in names]
     except OSError as error:
         raise InputError(f"{index} cannot be read: {error.strerror or error}") from None
-    files = sorted(file for file in folder.glob("*.safetensors") if file.is_file())  # no pipe: it would never end
+    files = sorted(
+        file for file in folder.glob("*.safetensors") if file.is_file()
+    )  # no pipe: it would never end
     # Mistral's own consolidated files hold the same weights once more; vLLM reads the ones or the others
     # (model_loader/default_loader.py: _prepare_weights)
     files = [file for file in files if not file.name.startswith("consolidated")] or files
@@ -128,9 +130,11 @@ def read_hub(
     repository: str, *, revision: str | None = None, offline: bool = False, progress: Progress | None = None
 ) -> CheckpointHeaders:
     """Headers of a repository by HTTP range requests; cached by commit."""
+    from vllm_capacity.inputs.hub import check_settings, explain, fetch_file, read_bounded
+
+    check_settings()
     import huggingface_hub as hub
     from huggingface_hub import constants
-    from vllm_capacity.inputs.hub import explain, fetch_file, read_bounded
 
     offline = offline or bool(constants.HF_HUB_OFFLINE)
     index = fetch_file(
