@@ -7,6 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-screenshots", action="store_true", help="write docs/pictures/web-*.png (tests/web/browser)"
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def bytecode_for_children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Programs that tests start find their modules compiled, as after any installation, whatever the environment asks."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from nicegui import ui
 from vllm_capacity.web.page import choices
+from vllm_capacity.web.page.pieces import text
 from vllm_capacity.web.page.resolve import Problem
 from vllm_capacity.web.page.state import PageState, with_texts
 
@@ -34,6 +35,13 @@ _LOAD = (
     _Text("concurrency", "Requests at once", "not asked"),
 )
 
+MOST_TYPED = 900_000
+"""Characters of a box: a message of a browser to NiceGUI has at most a million."""
+_PLAIN_LIST = (
+    "() => setTimeout(() => document.querySelectorAll('.q-virtual-scroll__padding')"
+    ".forEach((space) => space.removeAttribute('tabindex')), 50)"
+)
+"""Quasar lets the space around a list's options be focused, which is no option for a screen reader."""
 _FORM = 'aria-label="What to plan" autocomplete=off onsubmit="return false"'
 
 
@@ -46,22 +54,20 @@ class Form:
         self._fields: dict[str, Any] = {}
         with ui.element("form").classes("vc-form").props(_FORM) as self.root:
             self._group("Model")
-            self._source = ui.toggle(
-                {"catalogue": "By name", "config": "Paste config.json"},
-                value="config" if state.config else "catalogue",
-                on_change=lambda event: self._choose_source(event.value),
-            ).props("no-caps unelevated spread dense toggle-color=primary").classes("vc-toggle")  # fmt: skip
-            self._select("model", "Model", choices.models(), free=True)
+            with ui.element("div").classes("vc-segments"):
+                self._by_name = self._segment("By name", pasted=False)
+                self._by_config = self._segment("Paste config.json", pasted=True)
+            self._select("model", "Model", choices.models(), search=True, free=True)
             self._area("config", "config.json", "Paste the contents of config.json", rows=7)
             self._group("GPUs, and how the model is split")
-            self._select("gpu", "GPU", choices.gpus(), free=True)
+            self._select("gpu", "GPU", choices.gpus(), search=True)
             with ui.element("div").classes("vc-row"):
-                for text in _LAYOUT:
-                    self._text(text, "inputmode=numeric")
+                for typed in _LAYOUT:
+                    self._text(typed, "inputmode=numeric")
             self._group("Load")
             with ui.element("div").classes("vc-row"):
-                for text in _LOAD:
-                    self._text(text)
+                for typed in _LOAD:
+                    self._text(typed)
             self._group("Memory and release")
             with ui.element("div").classes("vc-row"):
                 self._select("kv_dtype", "KV cache dtype", choices.kv_dtypes(state.release))
@@ -70,7 +76,7 @@ class Form:
             self._area("flags", "Engine flags", "--max-num-seqs 256 --enforce-eager", rows=2,
                        hint="As after vllm serve MODEL, or a whole command")  # fmt: skip
             self._fields["flags"].on("blur", settled)
-        self._show_source()
+        self._show_source(bool(state.config))
 
     def show(self, state: PageState) -> None:
         """Puts another state into the fields, without calling `changed`."""
@@ -83,8 +89,7 @@ class Form:
             self._offer(name, text)
             if (field.value or "") != text:
                 field.value = text
-        self._source.value = "config" if state.config else "catalogue"
-        self._show_source()
+        self._show_source(bool(state.config))
 
     def show_problems(self, problems: Iterable[Problem]) -> None:
         """One line under each field that is wrong; the others have none."""
@@ -99,31 +104,38 @@ class Form:
 
     def _group(self, title: str) -> None:
         with ui.element("h2").classes("vc-group"):
-            ui.html(title, sanitize=False, tag="span")
+            text(title, "span")
 
-    def _text(self, text: _Text, props: str = "") -> None:
+    def _text(self, typed: _Text, props: str = "") -> None:
         field = ui.input(
-            text.label, placeholder=text.placeholder, value=getattr(self.state, text.name),
-            on_change=lambda event: self._set(text.name, event.value),
+            typed.label, placeholder=typed.placeholder, value=getattr(self.state, typed.name),
+            on_change=lambda event: self._set(typed.name, event.value),
         )  # fmt: skip
-        self._dress(text.name, field, text.hint, props)
+        self._dress(typed.name, field, typed.hint, props)
 
     def _area(self, name: str, label: str, placeholder: str, *, rows: int, hint: str = "") -> None:
         field = ui.textarea(
             label, placeholder=placeholder, value=getattr(self.state, name),
             on_change=lambda event: self._set(name, event.value),
-        ).props(f"rows={rows} spellcheck=false").classes("vc-mono")  # fmt: skip
+        ).props(f"rows={rows} spellcheck=false maxlength={MOST_TYPED}").classes("vc-mono")  # fmt: skip
         self._dress(name, field, hint)
 
     def _select(
-        self, name: str, label: str, options: list[str] | dict[str, str], *, free: bool = False
+        self,
+        name: str,
+        label: str,
+        options: list[str] | dict[str, str],
+        *,
+        search: bool = False,
+        free: bool = False,
     ) -> None:
         value = getattr(self.state, name)
         field = ui.select(
-            self._offered(options, value), label=label, value=value or None, with_input=free,
+            self._offered(options, value), label=label, value=value or None, with_input=search,
             new_value_mode="add-unique" if free else None,
             on_change=lambda event: self._set(name, event.value),
         ).props("options-dense")  # fmt: skip
+        field.on("popup-show", js_handler=_PLAIN_LIST)
         self._dress(name, field)
 
     def _dress(self, name: str, field: Any, hint: str = "", props: str = "") -> None:
@@ -152,22 +164,25 @@ class Form:
 
     def _set(self, name: str, value: Any) -> None:
         text = "" if value is None else str(value)
-        if name == "config" and self._source.value != "config":
+        if name == "config" and not self._pasting:
             return
         if text != getattr(self.state, name):
             self.state = with_texts(self.state, {name: text})
             self._changed(self.state)
 
-    def _choose_source(self, source: str) -> None:
-        self._show_source()
-        self._set_config(str(self._fields["config"].value or "") if source == "config" else "")
+    def _segment(self, words: str, *, pasted: bool) -> ui.element:
+        return text(words, "button").props("type=button").on("click", lambda: self._choose_source(pasted))
 
-    def _set_config(self, text: str) -> None:
-        if text != self.state.config:
-            self.state = replace(self.state, config=text)
+    def _choose_source(self, pasted: bool) -> None:
+        self._show_source(pasted)
+        config = str(self._fields["config"].value or "") if pasted else ""
+        if config != self.state.config:
+            self.state = with_texts(self.state, {"config": config})
             self._changed(self.state)
 
-    def _show_source(self) -> None:
-        pasted = self._source.value == "config"
+    def _show_source(self, pasted: bool) -> None:
+        self._pasting = pasted
+        self._by_name.props(f"aria-pressed={'false' if pasted else 'true'}")
+        self._by_config.props(f"aria-pressed={'true' if pasted else 'false'}")
         self._fields["config"].set_visibility(pasted)
         self._fields["model"].set_visibility(not pasted)

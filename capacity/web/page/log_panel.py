@@ -23,14 +23,11 @@ class LogPanel:
                                "plain or .gz. It stays on this server and is not part of the link.")  # fmt: skip
             body.delete()
             with whole:
-                self._upload = ui.upload(
-                    label="Drop a log here, or choose a file", auto_upload=True, max_file_size=most_bytes, max_files=1,
-                    on_upload=self._uploaded, on_rejected=self._rejected,
-                ).props("flat bordered hide-upload-btn no-thumbnails").classes("vc-upload")  # fmt: skip
+                self._upload = self._drop_zone(most_bytes)
                 self._pasted = ui.textarea(
                     "Or paste it", placeholder="INFO 01-01 12:00:00 [gpu_worker.py:...] ...",
                     on_change=lambda event: self._paste(str(event.value or "")),
-                ).props("outlined dense stack-label rows=4 spellcheck=false debounce=300")  # fmt: skip
+                ).props("outlined dense stack-label rows=4 spellcheck=false debounce=300 maxlength=900000")  # fmt: skip
                 self._pasted.classes("vc-field vc-mono")
                 with ui.element("details").classes("vc-more"):
                     text("Where the log does not say", "summary")
@@ -41,6 +38,22 @@ class LogPanel:
                     button("Read again").on("click", self._read)
                 self._status = text("").classes("vc-about").props("role=status aria-live=polite")
             self._answer = html("").classes("vc-sections")
+
+    def _drop_zone(self, most_bytes: int) -> ui.upload:
+        """Quasar's uploader takes what is dropped; what is chosen goes to it from a native file input."""
+        zone = ui.upload(
+            auto_upload=True, max_file_size=most_bytes, max_files=1, on_upload=self._uploaded, on_rejected=self._rejected
+        ).props("flat bordered").classes("vc-upload")  # fmt: skip
+        with zone.add_slot("header"), ui.element("div").classes("vc-drop"):
+            text("Drop a log here").classes("vc-word")
+            text("or choose a file").classes("vc-fine")
+            ui.element("input").props('type=file aria-label="Log file"').on(
+                "change",
+                js_handler=f"(event) => getElement({zone.id}).$refs.qRef.addFiles(event.target.files)",
+            )
+        with zone.add_slot("list"):
+            text("").classes("vc-hidden")
+        return zone
 
     async def _uploaded(self, event: events.UploadEventArguments) -> None:
         self._log = await event.file.read()

@@ -43,6 +43,7 @@ def mount(app: FastAPI, settings: WebSettings) -> None:
         app, title=TITLE, favicon=ICON, dark=None, language="en-US", tailwind=False, show_welcome_message=False,
         reconnect_timeout=30.0, binding_refresh_interval=None,
     )  # fmt: skip
+    core.app.config.quasar_config["loadingBar"]["skipHijack"] = True  # it has no name for screen readers
     ui.page("/")(_page)
 
 

@@ -1,0 +1,74 @@
+"""What cannot be planned: one line at the field, and a page that goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from web.browser.visiting import Visitor
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "words"),
+    [
+        ("tp", "x", "must be an integer"),
+        ("context", "32x", "is not a number"),
+        ("concurrency", "lots", "no number of requests"),
+        ("utilisation", "1.4", "at most 1"),
+        ("flags", "--max-num-sqs 3", "did you mean --max-num-seqs?"),
+    ],
+)
+def test_one_line_at_the_field_and_the_page_goes_on(visit: Visitor, field: str, text: str, words: str):
+    page = visit.open()
+    visit.verdict("It starts")
+    before = visit.field(field).input_value()
+    visit.type(field, text)
+    visit.verdict("No answer yet")
+    assert words in visit.problem(field)
+    assert visit.field(field).get_attribute("aria-invalid") == "true"
+    assert "Traceback" not in page.content()
+    visit.field(field).fill(before)
+    visit.verdict("It starts")
+    assert visit.field(field).get_attribute("aria-invalid") == "false"
+    assert page.locator(".q-field--error").count() == 0
+
+
+@pytest.mark.parametrize("config", ["{", "[1, 2]", '{"architectures": ["NoSuchModel"]}', "{}", "x" * 3000])
+def test_a_bad_config_gives_one_line_and_the_page_goes_on(visit: Visitor, config: str):
+    page = visit.open()
+    page.get_by_role("button", name="Paste config.json").click()
+    visit.field("config").fill(config)
+    page.locator(".q-field:has([data-field=config]) [role=alert]").wait_for()
+    visit.verdict("No answer yet")
+    assert "\n" not in visit.problem("config").strip()
+    assert "Traceback" not in page.content()
+    page.get_by_role("button", name="By name").click()
+    visit.verdict("It starts")
+
+
+def test_a_model_that_nobody_knows_is_named_with_those_that_are_close(visit: Visitor):
+    visit.open()
+    visit.field("model").click()
+    visit.field("model").press("Control+a")
+    visit.field("model").press_sequentially("Qwen/Qwen3-9")
+    visit.field("model").press("Enter")
+    visit.verdict("No answer yet")
+    assert "Did you mean" in visit.problem("model")
+    visit.choose("model", "Qwen/Qwen3-8B", "Qwen/Qwen3-8B")
+    visit.verdict("Qwen/Qwen3-8B on 1 ×")
+
+
+def test_an_address_from_elsewhere_is_read_as_far_as_it_goes(visit: Visitor):
+    page = visit.open("?model=Qwen/Qwen3-8B&gpu=NoSuchGPU&vllm=0.26.0&colour=red&tab=prices&config=%25")
+    visit.verdict("No answer yet")
+    assert "colour" in page.locator(".vc-notice").first.inner_text()
+    assert "unknown GPU" in visit.problem("gpu")
+    visit.choose("gpu", "H100", "H100-80GB")
+    visit.verdict("Qwen/Qwen3-8B on 1 × H100-80GB")
+
+
+def test_what_vllm_refuses_is_an_answer(visit: Visitor):
+    visit.open("?model=Qwen/Qwen3-8B&gpu=H100-80GB&vllm=0.26.0&tp=3")
+    visit.verdict("It does not start")
+    visit.verdict("must be divisible by tensor parallel size (3)")
+    visit.type("tp", "2")
+    visit.verdict("It starts")
