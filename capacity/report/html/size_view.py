@@ -16,6 +16,7 @@ from vllm_capacity.report.html.ledger import Section, ledger_sections
 from vllm_capacity.report.html.lines import Chart, Series, line_chart, tokens_short
 from vllm_capacity.report.html.plan_view import Budget, budget_of
 from vllm_capacity.reproduce import serve_line
+from vllm_capacity.sizing.rank import Sort
 from vllm_capacity.sizing.row import Row
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class SizeView:
     held: tuple[Held, ...]
     flips: tuple[tuple[str, str], ...]
     cost_unit: str
+    order: str
 
 
 def size_view(report: Report, curves: Sequence[Curve], top: int) -> SizeView:
@@ -91,7 +93,7 @@ def size_view(report: Report, curves: Sequence[Curve], top: int) -> SizeView:
         servers = best.purchase.replicas
         sentence = (
             f"{headline}, {servers} server{'' if servers == 1 else 's'} of {best.layout.gpus} GPU"
-            f"{'' if best.layout.gpus == 1 else 's'} each"
+            f"{'' if best.layout.gpus == 1 else 's'}{'' if servers == 1 else ' each'}"
             f"{'' if best.model == question.models[0].name else f', with {best.model}'}"
             f"{f', the KV cache in {best.args.kv_cache_dtype}' if best.fp8_cache else ''}: "
             f"{best.sequences:,} requests at once, the safety margin taken off, where {asked} are asked."
@@ -113,7 +115,16 @@ def size_view(report: Report, curves: Sequence[Curve], top: int) -> SizeView:
         held=_held(curves),
         flips=tuple((size_words.ASSUMPTION[i.assumption], size_words.flips(i)) for i in report.sensitivities),
         cost_unit=f"{prices.currency}{'/h' if prices.unit == 'gpu_hour' else ''}" if prices else "",
+        order=_ORDERS[question.sort],
     )
+
+
+_ORDERS = {
+    Sort.COST: "the cheapest first",
+    Sort.GPUS: "the fewest GPUs first",
+    Sort.HEADROOM: "the most room first",
+    Sort.TOKENS: "the largest KV cache first",
+}
 
 
 def _choice(report: Report, row: Row) -> Choice:

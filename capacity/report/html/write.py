@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 
 from vllm_capacity.errors import InputError
+from vllm_capacity.whole_files import replace_file
 
 SUFFIXES = (".html", ".htm")
 
@@ -25,14 +24,9 @@ def check_path(path: Path) -> None:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Written beside its name and then moved onto it, so that no reader ever meets half a page. Raises InputError."""
+    """Replaces what was there in one step. Raises InputError."""
     check_path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(page, encoding="utf-8", newline="\n")
-        os.replace(partial, path)
+        replace_file(path, page.encode("utf-8"))
     except OSError as error:
         raise InputError(f"--report {path}: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
