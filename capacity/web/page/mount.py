@@ -44,7 +44,8 @@ def mount(app: FastAPI, settings: WebSettings) -> None:
         reconnect_timeout=30.0, binding_refresh_interval=None,
     )  # fmt: skip
     core.app.config.quasar_config["loadingBar"]["skipHijack"] = True  # it has no name for screen readers
-    ui.page("/")(_page)
+    # the first answer may wait for a worker on a busy server: NiceGUI's own 3 s would make that an error
+    ui.page("/", response_timeout=settings.wait_seconds + settings.plan_seconds)(_page)
 
 
 async def _page(request: Request) -> None:
