@@ -201,7 +201,7 @@ def _compressed_latent_backends(
     0.33.0). The main one comes last.
     """
     if requested not in (None, "FLASHMLA_SPARSE", "FLASHMLA_SPARSE_DSV4"):
-        raise InputError(f"attention backend {requested} with compressed latent attention is not modelled")
+        raise InputError(f"--attention-backend {requested} with compressed latent attention is not modelled")
     main = "FLASHINFER_MLA_SPARSE_DSV4" if device.compute_capability[0] == 12 else "FLASHMLA_SPARSE_DSV4"
     assert mixer.compression is not None
     names = ["DEEPSEEK_SPARSE_SWA"]
@@ -287,7 +287,7 @@ def _select(query: AttentionQuery, device: Device, release: Release, requested: 
     if requested is not None:
         if requested not in BACKENDS:
             known = ", ".join(sorted(BACKENDS))
-            raise InputError(f"attention backend {requested} is not modelled; choose one of {known}")
+            raise InputError(f"--attention-backend {requested} is not modelled; choose one of {known}")
         if reasons := invalid_reasons(requested, query, device, release):
             raise RefusedError(
                 Reason.UNSUPPORTED_BY_RELEASE,

@@ -38,7 +38,7 @@ def execute(options: Mapping[str, Any], flags: Mapping[str, Any]) -> int:
         return _matrix(options, settings, gpus)
     request = _request(options, flags)
     if request.gpus > len(gpus):
-        raise InputError(f"this layout needs {request.gpus} GPUs, {len(gpus)} are here")
+        raise InputError(f"this layout needs {request.gpus} GPUs, {len(gpus)} are here (--tensor-parallel-size, --gpus)")
     begin = replace(settings, gpu_indices=tuple(gpus[: request.gpus]))
     check_appendable(options["records"])
     record = runner.run(request, begin)

@@ -141,7 +141,7 @@ def model_location(request: RunRequest, work: Path) -> str:
     """
     if request.load_format != "dummy":
         if request.config_changes:
-            raise InputError(f"{request.name}: config_changes needs load_format dummy")
+            raise InputError(f"{request.name}: config_changes needs --load-format dummy")
         return request.model
     files = config_files(request.model)
     files["config.json"] = {**files["config.json"], **request.config_changes}

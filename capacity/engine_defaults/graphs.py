@@ -104,7 +104,7 @@ def requested_mode(args: EngineArgs) -> str | None:
     if isinstance(value, str):
         if value.upper() not in COMPILATION_MODES:
             raise InputError(
-                f"Invalid compilation mode: {value}. Valid modes are: {', '.join(COMPILATION_MODES)}"
+                f"--compilation-config: Invalid compilation mode: {value}. Valid modes are: {', '.join(COMPILATION_MODES)}"
             )
         return value.upper()
     if type(value) is int and 0 <= value < len(COMPILATION_MODES):

@@ -37,7 +37,7 @@ def find_device(name: str) -> Device:
     """
     entry_id = _entries().canonical(name) or _names().get(_key(name))
     if entry_id is None:
-        raise InputError(f"unknown GPU {name!r:.60}{_suggest(name)}")
+        raise InputError(f"--gpu: unknown GPU {name!r:.60}{_suggest(name)}")
     fields = _entries().get(entry_id)
     assert fields is not None
     return _device(entry_id, fields)

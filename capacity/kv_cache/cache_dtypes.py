@@ -54,7 +54,9 @@ def storage_dtype(cache_dtype: str, model_dtype: str) -> str:
     if cache_dtype == "auto":
         return model_dtype
     if cache_dtype not in STORAGE:
-        raise InputError(f"KV cache dtype {cache_dtype} is not modelled; choose one of {', '.join(STORAGE)}")
+        raise InputError(
+            f"--kv-cache-dtype {cache_dtype} is not modelled; choose one of {', '.join(STORAGE)}"
+        )
     return STORAGE[cache_dtype]
 
 

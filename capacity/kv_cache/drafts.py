@@ -51,7 +51,9 @@ def _last_attention(architecture: Architecture) -> Mixer:
     ]
     attention = [(index, mixer) for index, mixer in layers if not isinstance(mixer, StateSpace)]
     if not attention:
-        raise InputError("speculative decoding of a model without attention layers is not modelled")
+        raise InputError(
+            "--speculative-config: speculative decoding of a model without attention layers is not modelled"
+        )
     return max(attention, key=lambda pair: pair[0])[1]
 
 

@@ -132,7 +132,9 @@ def _state_spec(mixer: StateSpace, sizes: BlockSizes, setting: Setting) -> Mamba
 def layer_state_shapes(mixer: StateSpace, setting: Setting) -> tuple[tuple[int, ...], ...]:
     engine = setting.engine
     if engine.args.other("use_replayssm") or engine.args.other("use_kda_recoverssm"):
-        raise InputError("ReplaySSM and RecoverSSM state layouts are not modelled; plan without these flags")
+        raise InputError(
+            "state layouts of --use-replayssm and --use-kda-recoverssm are not modelled; plan without them"
+        )
     return state_shapes(
         mixer, engine.parallel.tp, setting.release, speculative_tokens=engine.num_speculative_tokens
     )

@@ -232,5 +232,5 @@ def refuse_glm5_next(runs: Sequence[LayerRun], release: Release) -> None:
     if states and compressed and all(type(spec) is MLAAttentionSpec for spec in attention):
         raise InputError(
             f"vLLM {release.version} groups state-space layers beside compressed MLA layers by a rule "
-            "that is not modelled; plan with release 0.32.0 or newer"
+            "that is not modelled; plan with --vllm-version 0.32.0 or newer"
         )

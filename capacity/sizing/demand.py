@@ -99,7 +99,7 @@ def from_lengths(
     """`sequences` requests at once whose lengths are spread as in `counts` (tokens -> how many). Raises InputError."""
     total = sum(counts.values())
     if not total:
-        raise InputError("the trace holds no request")
+        raise InputError("--trace: the file holds no request")
     p95 = _quantile(counts, 0.95)
     shared = _shared(prefix_share, int(mean_prompt))
     points = _condensed(counts)

@@ -72,9 +72,7 @@ def _check_sizes(parallel: ParallelConfig, release: Release) -> None:
     tp, pcp, dcp = parallel.tp, parallel.pcp, parallel.dcp
     if not release.has("pcp_layout_rules"):
         if pcp > 1:
-            raise InputError(
-                "prefill context parallelism is modelled from vLLM 0.26.0 on; leave the size at 1"
-            )
+            raise InputError("--prefill-context-parallel-size is modelled from vLLM 0.26.0 on; leave it at 1")
         if tp % dcp:
             raise _refuse(f"tp_size={tp} must be divisible bydcp_size={dcp}.")
         return
@@ -119,7 +117,7 @@ def _check_model(architecture: Architecture, parallel: ParallelConfig, release: 
         raise _refuse(str(error)) from error
     if any(start == stop for start, stop in stages):
         raise InputError(
-            f"pipeline_parallel_size {parallel.pp} leaves a stage of the {architecture.num_hidden_layers}"
+            f"--pipeline-parallel-size {parallel.pp} leaves a stage of the {architecture.num_hidden_layers}"
             " layers empty,"
             " which is not modelled; use a smaller size"
         )

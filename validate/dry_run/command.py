@@ -49,7 +49,7 @@ def execute(command_line: Sequence[str], flags: Mapping[str, Any], options: Mapp
         command_line, flags, {**options, "vllm_version": version, "allow_unmodelled": True}
     )
     if len(inputs.degrees) != 1:
-        raise InputError("dry-run takes one tensor-parallel size at a time")
+        raise InputError("--tensor-parallel-size: dry-run takes one at a time")
     answer = run_inputs(inputs, inputs.degrees[0], options)
     if options["as_json"]:
         click.echo(json.dumps(answer))

@@ -106,7 +106,8 @@ def quantisation_method(name: str | None, context: QuantContext) -> Quantisation
         near = difflib.get_close_matches(name, METHODS, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise InputError(
-            f"{context.model}: quantisation method {name!r} is not modelled{hint}; known:"
+            f"{context.model}: quantisation method (quant_method, --quantization) {name!r} is not modelled{hint};"
+            " known:"
             f" {', '.join(sorted(METHODS))}."
             " `vllm-capacity dry-run` asks an installed vLLM instead"
         )

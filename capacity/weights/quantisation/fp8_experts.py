@@ -66,7 +66,7 @@ def requested_backend(context: QuantContext) -> Backend | None:
     found = _REQUESTED.get(context.moe_backend)
     if found is None:
         raise InputError(
-            f"{context.model}: fp8 experts with moe_backend={context.moe_backend!r} are not modelled"
+            f"{context.model}: fp8 experts with --moe-backend {context.moe_backend} are not modelled"
         )
     return found
 

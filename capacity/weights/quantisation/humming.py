@@ -66,6 +66,7 @@ def humming_fp8_linear(
 def humming(context: QuantContext) -> QuantisationMethod:
     """`--quantization humming` or `quant_method: humming`: layouts of a library that vLLM calls."""
     raise InputError(
-        f"{context.model}: quantisation method 'humming' is not modelled: the humming library lays its weights out."
+        f"{context.model}: quantisation method 'humming' (quant_method, --quantization) is not modelled:"
+        " its library lays the weights out."
         " `vllm-capacity dry-run` asks an installed vLLM instead"
     )

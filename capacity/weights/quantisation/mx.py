@@ -79,7 +79,7 @@ def mxfp8_experts(layer: LocalExperts, context: QuantContext, *, online: bool = 
             )
     if context.moe_backend not in ("auto", "marlin", "flashinfer_trtllm"):
         raise InputError(
-            f"{context.model}: MXFP8 experts with moe_backend={context.moe_backend!r} are not modelled"
+            f"{context.model}: MXFP8 experts with --moe-backend {context.moe_backend} are not modelled"
         )
     slices = 2 if online else layer.slices
     rows = slices * width

@@ -49,7 +49,7 @@ def gpt_oss_backend(context: QuantContext) -> Backend:
     fits = {"marlin": True, "triton": sm == 90, "flashinfer_trtllm": sm // 10 == 10}
     if not fits.get(asked, False):
         raise InputError(
-            f"{context.model}: mxfp4 with moe_backend={asked!r} on sm{sm} ({context.device.name}) is not modelled; auto is"
+            f"{context.model}: mxfp4 with --moe-backend {asked} on sm{sm} ({context.device.name}) is not modelled; auto is"
         )
     return Backend(asked)
 
@@ -58,7 +58,7 @@ def deepseek_v4_backend(context: QuantContext) -> Backend:
     """`select_deepseek_v4_mxfp4_moe_backend`: TRT-LLM on sm10x, DeepGEMM on sm12x, Marlin before."""
     if context.moe_backend not in ("auto", "marlin"):
         raise InputError(
-            f"{context.model}: mxfp4 with moe_backend={context.moe_backend!r} is not modelled; auto is"
+            f"{context.model}: mxfp4 with --moe-backend {context.moe_backend} is not modelled; auto is"
         )
     family = context.device.sm // 10
     if context.moe_backend == "marlin" or family not in (10, 12):

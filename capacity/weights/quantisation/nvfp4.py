@@ -110,7 +110,7 @@ def nvfp4_moe_backend(context: QuantContext, *, weight_only: bool) -> Backend:
             "flashinfer_cutlass": Backend.SWIZZLED, "cutlass": Backend.SWIZZLED,
         }  # fmt: skip
         if asked not in named:
-            raise InputError(f"{context.model}: NVFP4 experts with moe_backend={asked!r} are not modelled")
+            raise InputError(f"{context.model}: NVFP4 experts with --moe-backend {asked} are not modelled")
         return named[asked]
     if weight_only or context.device.sm < 100:
         return Backend.MARLIN

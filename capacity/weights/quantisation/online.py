@@ -91,7 +91,9 @@ class Online(QuantisationMethod):
         if self.kind in ("experts_int8", "int8_per_channel_weight_only"):
             return int8_online_experts(layer, context)
         if self.kind == "nvfp4_per_token":
-            raise InputError(f"{context.model}: experts quantised to NVFP4 while loading are not modelled")
+            raise InputError(
+                f"{context.model}: --quantization: experts quantised to NVFP4 while loading are not modelled"
+            )
         return plain_experts(layer, context.dtype)
 
     def _block_experts(self, layer: LocalExperts) -> LayerTensors:

@@ -71,7 +71,7 @@ class BitsAndBytes(QuantisationMethod):
         self.eight = block.get("load_in_8bit") is True
         if context.parallel.tp > 1 and context.block is not None and self.eight:
             raise InputError(
-                f"{context.model}: 8-bit bitsandbytes checkpoints with tensor parallelism are not modelled"
+                f"{context.model}: 8-bit bitsandbytes checkpoints with --tensor-parallel-size above 1 are not modelled"
             )
         self.skipped = strings(block.get("llm_int8_skip_modules"), "llm_int8_skip_modules", context.model)
 

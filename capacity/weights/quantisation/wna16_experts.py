@@ -36,7 +36,7 @@ def wna16_experts(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> 
     """The routed experts of one layer; falls back to `MoeWNA16Method` where vLLM does."""
     if context.moe_backend not in ("auto", "marlin"):
         raise InputError(
-            f"{context.model}: int{scheme.bits} experts with moe_backend={context.moe_backend!r} are not modelled"
+            f"{context.model}: int{scheme.bits} experts with --moe-backend {context.moe_backend} are not modelled"
         )
     if scheme.bits not in (4, 8):
         raise InputError(f"{context.model}: {scheme.bits}-bit experts are not modelled")
