@@ -38,7 +38,7 @@ _LOAD = (
 MOST_TYPED = 900_000
 """Characters of a box: a message of a browser to NiceGUI has at most a million."""
 _PLAIN_LIST = (
-    "() => setTimeout(() => document.querySelectorAll('.q-virtual-scroll__padding')"
+    "() => setTimeout(() => document.querySelectorAll('.q-menu [class^=q-virtual-scroll]')"
     ".forEach((space) => space.removeAttribute('tabindex')), 50)"
 )
 """Quasar lets the space around a list's options be focused, which is no option for a screen reader."""

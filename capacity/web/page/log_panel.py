@@ -81,10 +81,12 @@ class LogPanel:
             self._say(str(error))
             return
         self._answer.set_content(found["html"])
-        self._say(found["spoken"])
+        self._say(found["spoken"], seen=False)
 
-    def _say(self, words: str) -> None:
+    def _say(self, words: str, *, seen: bool = True) -> None:
+        """For those who hear the page as well; not `seen` where the page shows the same in large."""
         self._status.set_content(escape(words))
+        self._status.classes(remove="vc-hidden") if seen else self._status.classes(add="vc-hidden")
 
 
 def _choice(label: str, options: Any) -> ui.select:

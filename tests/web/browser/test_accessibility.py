@@ -67,7 +67,7 @@ def test_axe_finds_nothing_heavy_in_an_open_list_and_on_a_phone(visit: Visitor):
     page.locator("#verdict .vc-word").wait_for()
     visit.field("gpu").click()
     page.locator(".q-menu .q-item").first.wait_for()
-    page.wait_for_function("!document.querySelector('.q-virtual-scroll__padding[tabindex]')")
+    page.wait_for_function("!document.querySelector('.q-menu [class^=q-virtual-scroll][tabindex]')")
     assert violations(page) == []
 
 
