@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
 
 import click
 from vllm_capacity.cli.process import Terminated
 from vllm_capacity.errors import InputError
 
-EXTRA = frozenset({"fastapi", "starlette", "uvicorn", "nicegui"})
+EXTRA = ("fastapi", "uvicorn", "nicegui")
+WITH_HUB_SECONDS = 30.0
+"""The Hub's own answers count into a plan's time."""
 
 
 @click.command("web")
@@ -43,15 +47,15 @@ def command(host: str, port: int, root_path: str, no_browser: bool, allow_hub: b
 
     Nothing leaves this machine unless --allow-hub is given. Needs the extra: pip install 'vllm-capacity[web]'.
     """
+    missing = [name for name in EXTRA if find_spec(name) is None]
+    if missing:
+        raise InputError(f"`web` needs {', '.join(missing)}: pip install 'vllm-capacity[web]'")
+    from vllm_capacity.web.server import serve
     from vllm_capacity.web.settings import WebSettings
 
-    try:
-        from vllm_capacity.web.server import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRA:
-            raise
-        raise InputError(f"`web` needs {error.name}: pip install 'vllm-capacity[web]'") from None
     settings = WebSettings(allow_hub=allow_hub, root_path=_prefix(root_path))
+    if allow_hub:
+        settings = replace(settings, plan_seconds=WITH_HUB_SECONDS)
     with suppress(Terminated):  # SIGTERM is how a service is told to stop; uvicorn has ended in order by then
         serve(settings, host, port, open_browser=not no_browser)
     return 0

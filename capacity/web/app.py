@@ -1,4 +1,4 @@
-"""The application: API, problems, limits, workers, and the page where it is installed."""
+"""The application: API, problems, limits, workers, and the page."""
 
 from __future__ import annotations
 
@@ -55,16 +55,10 @@ def create_app(settings: WebSettings | None = None) -> FastAPI:
     app.include_router(fallback)
     publish(app)
     if settings.page:
-        _mount_page(app, settings)
+        from vllm_capacity.web.page import mount_page  # NiceGUI takes its time
+
+        mount_page(app, settings)
     return app
-
-
-def _mount_page(app: FastAPI, settings: WebSettings) -> None:
-    try:
-        from vllm_capacity.web.page import mount_page
-    except ImportError:
-        return
-    mount_page(app, settings)
 
 
 async def _answer(request: Request, error: Exception) -> Response:

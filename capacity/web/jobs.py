@@ -77,4 +77,4 @@ def warm_up(settings: WebSettings) -> None:
 
 
 def _json(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document).encode()
+    return json.dumps(document, allow_nan=False).encode()  # an infinity is no JSON for most readers

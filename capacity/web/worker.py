@@ -29,6 +29,7 @@ JOBS = {
     "page_layouts": "vllm_capacity.web.page.jobs:layouts",
     "page_log": "vllm_capacity.web.page.jobs:log",
     "page_report": "vllm_capacity.web.page.jobs:report",
+    "page_layouts_report": "vllm_capacity.web.page.jobs:layouts_report",
 }
 """Job -> "module:function", imported when first asked: `function(head, body, settings) -> bytes`."""
 

@@ -51,7 +51,7 @@ def test_other_options_that_make_no_sense(words: tuple[str, ...], capsys: pytest
     assert words[0] in one_line(capsys, *words)
 
 
-@pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])
+@pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "nicegui"])
 def test_without_the_extra_one_line_says_what_to_install(missing: str) -> None:
     code = f"import sys; sys.modules['{missing}'] = None; from vllm_capacity.cli import main; main(['web'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
