@@ -199,7 +199,7 @@ def _parameter_bytes(context: RankContext) -> int:
     return _stored_bytes(rank_weights(replace(context, engine=engine, layers=whole, pp_rank=0)))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _stored_bytes(weights: RankWeights) -> int:
     return sum(group.n_bytes for group in weights.groups if not group.buffer)
 

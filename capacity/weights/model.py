@@ -119,18 +119,34 @@ def rank_weights(ctx: RankContext, ep_rank: int = 0) -> RankWeights:
     divide, InputError for quantisation that is not modelled.
     """
     engine, architecture = ctx.engine, ctx.architecture
+    outside, tokens = outside_here(ctx), engine.max_num_batched_tokens
+    decode_rows = min(tokens, engine.max_num_seqs * (1 + engine.num_speculative_tokens))
+    by_token, by_row = _sized_by_batch(ctx.layers, outside)
     return _rank_weights(
         ctx.layers,
-        outside_here(ctx),
+        outside,
         architecture.num_hidden_layers,
         ctx.pp_rank,
         layout_of(ctx, ep_rank),
         method_of(ctx),
-        engine.max_num_batched_tokens,
-        min(engine.max_num_batched_tokens, engine.max_num_seqs * (1 + engine.num_speculative_tokens)),
+        tokens if by_token else 0,
+        decode_rows if by_row else 0,
         not engine.compiled,
         engine.attention_backends,
     )
+
+
+@lru_cache(maxsize=256)
+def _sized_by_batch(
+    layers: tuple[tuple[LayerGroup, int], ...], outside: tuple[Placed, ...]
+) -> tuple[bool, bool]:
+    """Whether a tensor grows with the tokens, and with the decode rows, of a batch: for most models none does, and plans
+    with other batches share their weights.
+    """
+    modules = [module for group, _ in layers for module in group.modules]
+    modules += [placed.module for placed in outside]
+    tensors = [module for module in modules if isinstance(module, Tensor)]
+    return any(tensor.per_token for tensor in tensors), any(tensor.per_decode_row for tensor in tensors)
 
 
 @lru_cache(maxsize=256)
