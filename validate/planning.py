@@ -76,9 +76,14 @@ def planner_for(
     return plan
 
 
+NO_CURRENT_FOLDER = "import sys; sys.path[:] = filter(None, sys.path)"
+"""For `python -c`: else a module in the folder that the user stands in (a stranger's model) would be imported."""
+
+
 def installed_vllm(python: str) -> Mapping[str, str | None]:
     """The vLLM version in an environment, without importing it; None where it has none."""
     code = (
+        f"{NO_CURRENT_FOLDER}\n"
         "import importlib.metadata as m\n"
         "try: print(m.version('vllm'))\n"
         "except m.PackageNotFoundError: print('')"

@@ -53,7 +53,7 @@ def probe() -> LocalDevice | None:
 
     try:
         answer = subprocess.run(
-            [sys.executable, "-c", _QUESTION],
+            [sys.executable, "-I", "-c", _QUESTION],  # -I: no module of the current folder is imported
             capture_output=True,
             timeout=TIMEOUT_S,
             check=False,

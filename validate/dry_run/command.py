@@ -15,12 +15,13 @@ from vllm_capacity.validate.dry_run import as_plan, golden, text
 from vllm_capacity.validate.dry_run.differences import Difference, differences
 from vllm_capacity.validate.dry_run.run import dry_run
 from vllm_capacity.validate.dry_run.selftest import check_release
+from vllm_capacity.validate.planning import NO_CURRENT_FOLDER
 
 if TYPE_CHECKING:
     from vllm_capacity.request import Inputs
 
 EXIT_CODES = {"starts": 0, "does_not_start": 1, "too_close": 3}
-PROBE = "from importlib.metadata import version; print(version('vllm'))"
+PROBE = f"{NO_CURRENT_FOLDER}; from importlib.metadata import version; print(version('vllm'))"
 
 
 def installed_release(python: str) -> str:
