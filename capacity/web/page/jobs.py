@@ -47,11 +47,12 @@ def layouts(head: Mapping[str, Any], body: bytes, settings: WebSettings) -> byte
     answer = layouts_answer(_state(body), settings)
     if not isinstance(answer, Layouts):
         return _json({"problems": [[problem.field, problem.message] for problem in answer]})
-    rows = answer.document["rows"]
+    document = answer.document
+    rows = document["rows"]
     return _json(
         {
             "problems": [],
-            "html": render("layouts", doc=answer.document, shown=ROWS_SHOWN, most=MOST_GPUS),
+            "html": render("layouts", doc=document, shown=ROWS_SHOWN, most=MOST_GPUS),
             "rows": [[row["gpu"], row["command"]] for row in rows[:ROWS_SHOWN]],
             "spoken": f"{len(rows):,} layout{'' if len(rows) == 1 else 's'} hold it."
             if rows
@@ -73,6 +74,14 @@ def report(head: Mapping[str, Any], body: bytes, settings: WebSettings) -> bytes
     if not isinstance(answer, Answer):
         raise InputError(answer[0].message)
     return plan_page(answer.plan, answer.command, curve=answer.curve).encode()
+
+
+def layouts_report(head: Mapping[str, Any], body: bytes, settings: WebSettings) -> bytes:
+    """The same for a comparison of layouts."""
+    answer = layouts_answer(_state(body), settings)
+    if not isinstance(answer, Layouts):
+        raise InputError(answer[0].message)
+    return answer.page().encode()
 
 
 def _state(body: bytes) -> PageState:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_capacity.errors import CapacityError
+from vllm_capacity.report.html import size_page
 from vllm_capacity.report.size_data import answer_to_dict
-from vllm_capacity.sizing.ask import ask
+from vllm_capacity.reproduce import reproducing_command
+from vllm_capacity.sizing.ask import Report, ask
+from vllm_capacity.sizing.context_curve import context_curves
 from vllm_capacity.web.page.answers import field_of, model_loader
 from vllm_capacity.web.page.resolve import UNMODELLED, Inputs, Problem, given_flags, resolve
 from vllm_capacity.web.page.state import PageState
@@ -16,6 +19,8 @@ from vllm_capacity.web.page.state import PageState
 if TYPE_CHECKING:
     from vllm_capacity.web.settings import WebSettings
 
+CURVES = 5
+"""Rows whose curve the page to hand on draws: more lines cannot be told apart."""
 MOST_GPUS = 16
 """Of one replica, as the command's default."""
 FREE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -24,9 +29,20 @@ FREE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """`document` is what `size --json` prints."""
+    """What `size` found, and the command line that finds it again."""
 
-    document: Mapping[str, Any]
+    report: Report
+    command: str
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """What `size --json` prints."""
+        return answer_to_dict(self.report)
+
+    def page(self) -> str:
+        """The page to hand on."""
+        curves = context_curves(self.report.question, self.report.rows[:CURVES])
+        return size_page(replace(self.report, warnings=()), self.command, curves=curves)
 
 
 def layouts_answer(state: PageState, settings: WebSettings) -> Layouts | tuple[Problem, ...]:
@@ -54,9 +70,20 @@ def layouts_answer(state: PageState, settings: WebSettings) -> Layouts | tuple[P
     }
     try:
         asked = ask((), flags, options, load=lambda _name, _args: (inputs.config, ()))
-        return Layouts(answer_to_dict(asked.answer()))
+        return Layouts(asked.answer(), _command(state, inputs, flags))
     except CapacityError as error:
         return (Problem(field_of(str(error), state), str(error)),)
+
+
+def _command(state: PageState, inputs: Inputs, flags: Mapping[str, Any]) -> str:
+    options = ["--concurrency", str(inputs.concurrency), "--no-variants"]
+    if not state.every_gpu:
+        options += ["--gpu", inputs.device.name, "--every-layout"]
+    if "kv_cache_dtype" in flags:
+        options += ["--kv-cache-dtype", str(flags["kv_cache_dtype"])]
+    args = replace(inputs.args, tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1)
+    name = "config.json" if state.config.strip() else inputs.config.name
+    return reproducing_command("size", options, name, replace(args, kv_cache_dtype="auto"), inputs.release)
 
 
 def _missing(state: PageState) -> tuple[Problem, ...]:

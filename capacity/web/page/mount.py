@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,14 @@ from vllm_capacity.web.problems import ProblemError
 from vllm_capacity.web.settings import WebSettings
 
 TITLE = "vLLM capacity"
-LANES = {"page_plan": "page", "page_report": "page", "page_layouts": "size", "page_log": "explain"}
+LANES = {
+    "page_plan": "page",
+    "page_report": "page",
+    "page_layouts": "size",
+    "page_layouts_report": "size",
+    "page_log": "explain",
+}
+"""What each job of the page is held to (`pool.py`)."""
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#0072B2"/>'
     '<path d="M7 21h18M7 16h12M7 11h7" stroke="#fff" stroke-width="3" stroke-linecap="round"/></svg>'
@@ -37,6 +45,7 @@ def mount(app: FastAPI, settings: WebSettings) -> None:
     core.app.state.capacity = (app, settings)
     if _mounted:
         app.mount("/", core.app)
+        _share_life(app)
         return
     _mounted = True
     ui.run_with(
@@ -46,6 +55,18 @@ def mount(app: FastAPI, settings: WebSettings) -> None:
     core.app.config.quasar_config["loadingBar"]["skipHijack"] = True  # it has no name for screen readers
     # the first answer may wait for a worker on a busy server: NiceGUI's own 3 s would make that an error
     ui.page("/", response_timeout=settings.wait_seconds + settings.plan_seconds)(_page)
+
+
+def _share_life(app: FastAPI) -> None:
+    """NiceGUI starts and stops with `app`, as `ui.run_with` arranges it for the first one."""
+    own = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(running: FastAPI) -> AsyncIterator[Any]:
+        async with core.app.router.lifespan_context(core.app), own(running) as state:
+            yield state
+
+    app.router.lifespan_context = lifespan
 
 
 async def _page(request: Request) -> None:

@@ -217,7 +217,8 @@ class View:
 
     async def _save_page(self) -> None:
         try:
-            page = await self._work("page_report", {}, _body(self.state))
+            job = "page_layouts_report" if self.state.tab is Tab.LAYOUTS else "page_report"
+            page = await self._work(job, {}, _body(self.state))
         except WorkError as error:
             self._notify(str(error))
             return

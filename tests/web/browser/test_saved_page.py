@@ -34,6 +34,22 @@ def test_the_saved_page_says_the_same_from_disk_without_a_network(visit: Visitor
     assert violations(visit.open_file(str(path), for_axe=True)) == []
 
 
+def test_the_saved_comparison_holds_its_rows(visit: Visitor, tmp_path: Path):
+    page = visit.open("?model=Qwen/Qwen3-8B&gpu=L40S&vllm=0.26.0&context=8k&concurrency=4&tab=layouts")
+    row = page.locator(".vc-cards tbody tr").first
+    row.wait_for()
+    tokens = row.locator("td[data-label='KV cache tokens']").inner_text()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as page").click()
+    path = tmp_path / "layouts.html"
+    saved.value.save_as(path)
+    text = visit.open_file(str(path)).locator("body").inner_text()
+    assert tokens in text
+    assert "vllm-capacity size --concurrency 4 --no-variants --gpu L40S --every-layout" in text
+    assert visit.outbound == []
+    assert visit.errors == []
+
+
 def _number(text: str) -> bool:
     try:
         float(text)
