@@ -52,12 +52,17 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(path: Path, *, types: bool = True) -> Iterator[str]:
     """Modules of this package that a file imports, below the package's name, wherever the import stands.
 
     `types=False` leaves out what is imported under TYPE_CHECKING.
     """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     skipped: set[ast.AST] = set()
     for node in ast.walk(tree):
         if not types and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -78,6 +83,11 @@ def imported(path: Path, *, types: bool = True) -> Iterator[str]:
                 yield rest if rest in modules() else rest.rpartition(".")[0]
 
 
+@cache
+def imports_of(path: Path) -> frozenset[str]:
+    return frozenset(imported(path))
+
+
 def unit(module: str) -> str:
     """The package or top-level module that a module belongs to."""
     return module.partition(".")[0]
@@ -89,7 +99,7 @@ def edges() -> dict[tuple[str, str], int]:
     for name, path in modules().items():
         if name in OUTSIDE:
             continue
-        for other in {unit(target) for target in imported(path)} - {unit(name), ""}:
+        for other in {unit(target) for target in imports_of(path)} - {unit(name), ""}:
             counts[unit(name), other] = counts.get((unit(name), other), 0) + 1
     return counts
 

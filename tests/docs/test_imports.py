@@ -56,7 +56,7 @@ def test_only_the_budget_puts_terms_into_accounts() -> None:
     asking = [
         name
         for name, path in import_picture.modules().items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(import_picture.tree_of(path))
         if isinstance(node, ast.ImportFrom) and any(alias.name == "account_of" for alias in node.names)
     ]
     assert set(asking) == {"validate.dry_run.as_plan", "validate.dry_run.terms"}

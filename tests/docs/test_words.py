@@ -73,7 +73,7 @@ def test_help_uses_the_words(name: str) -> None:
 
 def literals(path: Path) -> Iterator[str]:
     """Strings of a module, without docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = import_picture.tree_of(path)
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
