@@ -69,9 +69,26 @@ def page_of_several() -> Page:
 
 
 @cache
+def page_of_many() -> Page:
+    """More kinds of GPUs than one table can hold side by side."""
+    plans = [
+        plan(
+            "Qwen/Qwen3-Next-80B-A3B-Instruct", gpu="H200", tensor_parallel_size=tp, pipeline_parallel_size=8
+        )
+        for tp in (1, 2)
+    ]
+    return Page(plans_page(plans, COMMAND))
+
+
+@cache
 def refused_page() -> Page:
     return Page(plan_page(refused(), COMMAND))
 
 
 def every_plan_page() -> dict[str, Page]:
-    return {**{case: page(case) for case in CASES}, "several": page_of_several(), "refused": refused_page()}
+    return {
+        **{case: page(case) for case in CASES},
+        "several": page_of_several(),
+        "many": page_of_many(),
+        "refused": refused_page(),
+    }

@@ -16,7 +16,7 @@ from vllm_capacity.report.html.bars import OTHERS
 from vllm_capacity.report.html.environment import HATCHES, TEMPLATES
 from vllm_capacity.report.palette import LOOKS
 
-NAMES = [*CASES, "several", "refused", "size", "size, nothing found"]
+NAMES = [*CASES, "several", "many", "refused", "size", "size, nothing found"]
 EVERY = pytest.mark.parametrize("name", NAMES)
 MOST_BYTES = 150_000
 

@@ -6,7 +6,17 @@ import json
 from typing import Any
 
 import pytest
-from making_pages import CASES, COMMAND, curve, page, page_of_several, planned, refused, refused_page
+from making_pages import (
+    CASES,
+    COMMAND,
+    curve,
+    page,
+    page_of_many,
+    page_of_several,
+    planned,
+    refused,
+    refused_page,
+)
 from reading_pages import Page, child, local, text
 from vllm_capacity.answer import Plan, Status
 from vllm_capacity.budget import Account
@@ -233,6 +243,24 @@ def test_pages_of_several_layouts_hold_a_column_for_each():
     assert len({(line.get("stroke"), line.get("stroke-dasharray")) for line in seen.all("polyline")}) == 3
     assert "tp 3: vLLM 0.33.0 does not start" in text(seen.root)
     assert "It starts with tp 1, tp 2, tp 4" in text(seen.root)
+
+
+def test_many_kinds_of_gpus_are_spread_over_tables_that_fit_on_a_sheet():
+    titles = []
+    for number in (1, 2):
+        head = page_of_many().table(f"Memory by component, per GPU, part {number} of 2")[0]
+        assert len(head) <= 7
+        assert (
+            head[1:] == page_of_many().table(f"From vLLM's share to the KV cache, part {number} of 2")[0][1:]
+        )
+        titles += head[1:]
+    bars = [
+        e.get("aria-label") or ""
+        for e in page_of_many().all("svg")
+        if (e.get("aria-label") or "").endswith(" GiB.")
+    ]
+    assert [bar[:4] for bar in bars] == [title[:4] for title in titles]
+    assert len(titles) == len(bars) > 6
 
 
 def test_stages_that_hold_the_same_stand_together():

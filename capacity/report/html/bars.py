@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vllm_capacity.answer import Status
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Component
-from vllm_capacity.report.html.kinds import Kind, sums_of
+from vllm_capacity.report.html.kinds import Kind, columns_of, sums_of
 from vllm_capacity.report.html.words import MEANINGS, between
 from vllm_capacity.report.palette import LOOKS, Look, heights, name_of
 from vllm_capacity.units import GIB
@@ -80,6 +80,8 @@ class Bars:
 
     bars: tuple[Bar, ...]
     rows: tuple[Row, ...]
+    columns: tuple[slice, ...]
+    """Which bars stand side by side in one table."""
 
 
 def stacked_bars(kinds: Sequence[Kind]) -> Bars:
@@ -95,6 +97,7 @@ def stacked_bars(kinds: Sequence[Kind]) -> Bars:
     return Bars(
         bars=tuple(_bar(kind, widest) for kind in kinds),
         rows=tuple(row for row in rows if any(cell.n_bytes for cell in row.cells)),
+        columns=columns_of(kinds),
     )
 
 

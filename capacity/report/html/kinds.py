@@ -41,6 +41,22 @@ def kinds_of(plans: Sequence[Plan]) -> tuple[Kind, ...]:
     return tuple(found)
 
 
+MOST_COLUMNS = 6
+"""Kinds of GPUs side by side in one table: more do not fit on a sheet."""
+
+
+def columns_of(kinds: Sequence[Kind]) -> tuple[slice, ...]:
+    """Which kinds stand in one table: all, or those of one plan, at most MOST_COLUMNS."""
+    if len(kinds) <= MOST_COLUMNS:
+        return (slice(0, len(kinds)),)
+    found, start = [], 0
+    for at, kind in enumerate(kinds):
+        if at - start == MOST_COLUMNS or kind.plan is not kinds[start].plan:
+            found.append(slice(start, at))
+            start = at
+    return (*found, slice(start, len(kinds)))
+
+
 def _sums(rank: RankPlan) -> tuple[object, ...]:
     """Everything that pages show of a rank, less the single terms."""
     budget = rank.budget

@@ -11,7 +11,7 @@ from vllm_capacity.frozen import dataclass
 from vllm_capacity.report.html import words
 from vllm_capacity.report.html.accuracy import Accuracy, accuracy
 from vllm_capacity.report.html.bars import Bars, stacked_bars
-from vllm_capacity.report.html.kinds import Kind, kinds_of
+from vllm_capacity.report.html.kinds import Kind, columns_of, kinds_of
 from vllm_capacity.report.html.ledger import Section, ledger_sections
 from vllm_capacity.report.html.lines import Chart, Series, line_chart, tokens_short
 from vllm_capacity.reproduce import fit_to_show, serve_line
@@ -26,6 +26,8 @@ class Budget:
 
     kinds: tuple[Kind, ...]
     items: tuple[tuple[str, tuple[int, ...]], ...]
+    columns: tuple[slice, ...]
+    """Which kinds stand side by side in one table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +162,9 @@ def budget_of(kinds: Sequence[Kind]) -> Budget:
     items.append(
         ("estimate of the CUDA graphs", tuple(kind.rank.budget.graph_applied_bytes for kind in kinds))
     )
-    return Budget(kinds=tuple(kinds), items=tuple(item for item in items if any(item[1])))
+    return Budget(
+        kinds=tuple(kinds), items=tuple(item for item in items if any(item[1])), columns=columns_of(kinds)
+    )
 
 
 def _settings(plan: Plan) -> list[Setting]:

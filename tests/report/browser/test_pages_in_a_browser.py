@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from making_pages import page, page_of_several, refused_page
+from making_pages import page, page_of_many, page_of_several, refused_page
 from sizing_pages import no_gpu_page, sized_page
 
 from browser.pictures import PICTURES
@@ -21,6 +21,7 @@ PAGES = {
     "does not fit": lambda: page("one request too long"),
     "pipeline": lambda: page("pipeline"),
     "several": page_of_several,
+    "many": page_of_many,
     "refused": refused_page,
     "size": sized_page,
     "size, nothing found": no_gpu_page,
