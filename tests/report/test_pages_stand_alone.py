@@ -166,6 +166,28 @@ def test_a_page_names_its_language_tool_and_release(name: str):
     assert re.search(r"vLLM 0\.\d+\.\d+", words)
 
 
+_UNITS = {"GiB": 2**30, "MiB": 2**20, "B": 1, "%": 0.01, "": 1}
+
+
+@EVERY
+def test_what_people_read_is_what_programs_read(name: str):
+    """The text of every <data> is its value, rounded to the digits shown."""
+    found = pages()[name].all("data")
+    assert found
+    for element in found:
+        shown, value = text(element).replace("−", "-").replace(",", ""), float(element.get("value") or "nan")
+        match = re.fullmatch(r"([+-]?\d+(?:\.(\d+))?)\s?(GiB|MiB|B|%|)", shown)
+        assert match, shown
+        if shown == "0":
+            assert abs(value) < 1
+            continue
+        unit = _UNITS[match[3]]
+        if value and abs(float(match[1]) / value - 0.001) < 0.0005:
+            unit = 1000  # watts as kilowatts
+        half = 0.5 * 10 ** -len(match[2] or "") * unit
+        assert abs(float(match[1]) * unit - value) <= half * (1 + 1e-9), (shown, value)
+
+
 # -- colours
 
 

@@ -200,10 +200,13 @@ def test_a_plan_says_how_well_it_is_known():
     low, high = plan.tightest.budget.available_low, plan.tightest.budget.available_high
     assert rows["available for the KV cache"][1] == f"{low / 2**30:.2f} to {high / 2**30:.2f} GiB"
     assert rows["weights"][1] == "exact"
-    interval = {row[0] for row in page("experts on two GPUs").table("Terms with an interval")[1:]}
-    assert interval == {
-        t.name for t in plan.tightest.terms if t.low != t.high and t.allocator is not Allocator.HOST
-    }
+    (measured,) = [e for e in page("experts on two GPUs").all("ul") if "measured" in (e.get("class") or "")]
+    shown = [text(item) for item in measured]
+    terms = [t for t in plan.tightest.terms if t.low != t.high and t.allocator is not Allocator.HOST]
+    assert len(shown) == len(terms) > 5
+    for item, t in zip(shown, terms, strict=True):
+        assert item.startswith(t.name)
+        assert " ".join(t.note.split()) in item
     said = page("experts on two GPUs").section("How sure this is")
     assert all(f"Not measured: {what}." in said for what in plan.coverage.outside_measured)
     assert plan.coverage.outside_measured
@@ -216,6 +219,21 @@ def test_warnings_and_settings_are_on_the_page():
         settings = dict(page(case).table("Settings that vLLM resolves"))
         assert settings["max_num_seqs"] == str(planned(case).engine.max_num_seqs)
     assert dict(page("given cache").table("Settings that vLLM resolves"))["NCCL_NVLS_ENABLE"] == "0"
+
+
+@EVERY
+def test_what_to_change_has_flags_and_computed_effects(case: str):
+    suggestions = planned(case).verdict.suggestions
+    said = page(case).section("What to change")
+    if not suggestions:
+        assert "No single change that was tried" in said
+        return
+    rows = page(case).table("One change at a time")[1:]
+    assert len(rows) == len(suggestions)
+    for row, s in zip(rows, suggestions, strict=True):
+        assert row[0] == f"{' '.join(s.flags)} {s.change}"
+        assert row[1] == ("starts" if s.effect.starts else "still does not start")
+        assert row[3] == f"{s.effect.tokens_delta:+,}".replace("-", "−")
 
 
 def test_the_sum_of_the_budget_is_the_one_of_vllm():

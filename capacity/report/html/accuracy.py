@@ -61,7 +61,6 @@ class Measured:
     """A term with an interval: what it rests on."""
 
     name: str
-    component: str
     n_bytes: int
     interval: str
     note: str
@@ -136,7 +135,7 @@ def accuracy(plan: Plan) -> Accuracy:
         exact_terms=len(exact),
         measured=tuple(
             Measured(
-                name=t.name, component=t.component.value.replace("_", " "), n_bytes=t.n_bytes,
+                name=t.name, n_bytes=t.n_bytes,
                 interval=between(t.low, t.high), note=t.note,
             )
             for t in on_device
