@@ -11,7 +11,7 @@ from vllm_capacity.inputs.command_line import emit_command_line
 from vllm_capacity.inputs.engine_args import parse_engine_args
 from vllm_capacity.releases import supported_releases
 from vllm_capacity.releases.release import Release
-from vllm_capacity.web.page.resolve import FLAG_OF, given_flags, read_flags
+from vllm_capacity.web.page.resolve import FLAG_OF, UNMODELLED, given_flags, read_flags
 from vllm_capacity.web.page.state import PageState, with_texts
 
 _FIELD_OF = {flag: field for field, flag in FLAG_OF.items()}
@@ -47,6 +47,14 @@ def absorb(state: PageState, release: Release, *, only_commands: bool = False) -
     return replace(state, release=version) if version else state
 
 
+def use_layout(state: PageState, gpu: str, command: str, release: Release) -> PageState:
+    """The state that plans one row of the comparison for `state`: its GPU and its `vllm serve` line."""
+    bare = PageState(release=state.release, concurrency=state.concurrency, gpu=gpu, flags=command)
+    taken = absorb(bare, release)
+    allow = f" {UNMODELLED}" if UNMODELLED in state.flags else ""
+    return replace(taken, model=state.model, config=state.config, flags=(taken.flags + allow).strip())
+
+
 def _with_values(
     state: PageState, values: dict[str, object], environment: object, release: Release
 ) -> PageState:
@@ -55,7 +63,7 @@ def _with_values(
     args = parse_engine_args({**rest, "environment": environment, "allow_unmodelled": True}, release=release)
     line = emit_command_line("MODEL", args, release)
     before, _, after = line.partition("vllm serve MODEL")
-    words = [before.strip(), after.strip(), "--allow-unmodelled" if values.get("allow_unmodelled") else ""]
+    words = [before.strip(), after.strip(), UNMODELLED if values.get("allow_unmodelled") else ""]
     return with_texts(state, {**fields, "flags": " ".join(word for word in words if word)})
 
 

@@ -50,11 +50,11 @@ class Decoded:
 
 def to_link(state: PageState) -> Link:
     """The query that `from_query` reads back as `state`, but for what `too_long` names."""
-    query = urlencode(_pairs(state))
+    query = urlencode(_pairs(state), errors="replace")
     if len(query) <= MAX_QUERY:
         return Link(query)
     if state.config:
-        rest = urlencode(_pairs(replace(state, config="")))
+        rest = urlencode(_pairs(replace(state, config="")), errors="replace")
         if len(rest) <= MAX_QUERY:
             return Link(
                 rest,

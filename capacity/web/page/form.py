@@ -48,7 +48,9 @@ _FORM = 'aria-label="What to plan" autocomplete=off onsubmit="return false"'
 class Form:
     """Builds the fields from a state; calls `changed` with the new state whenever one of them changes."""
 
-    def __init__(self, state: PageState, changed: Changed, settled: Callable[[], None]) -> None:
+    def __init__(
+        self, state: PageState, changed: Changed, settled: Callable[[], None], allow_hub: bool
+    ) -> None:
         self.state = state
         self._changed = changed
         self._fields: dict[str, Any] = {}
@@ -57,7 +59,8 @@ class Form:
             with ui.element("div").classes("vc-segments"):
                 self._by_name = self._segment("By name", pasted=False)
                 self._by_config = self._segment("Paste config.json", pasted=True)
-            self._select("model", "Model", choices.models(), search=True, free=True)
+            self._select("model", "Model", choices.models(), search=True, free=True,
+                         hint="Part of a name, or any Hugging Face id" if allow_hub else "")  # fmt: skip
             self._area("config", "config.json", "Paste the contents of config.json", rows=7)
             self._group("GPUs, and how the model is split")
             self._select("gpu", "GPU", choices.gpus(), search=True)
@@ -128,6 +131,7 @@ class Form:
         *,
         search: bool = False,
         free: bool = False,
+        hint: str = "",
     ) -> None:
         value = getattr(self.state, name)
         field = ui.select(
@@ -136,7 +140,7 @@ class Form:
             on_change=lambda event: self._set(name, event.value),
         ).props("options-dense")  # fmt: skip
         field.on("popup-show", js_handler=_PLAIN_LIST)
-        self._dress(name, field)
+        self._dress(name, field, hint)
 
     def _dress(self, name: str, field: Any, hint: str = "", props: str = "") -> None:
         field.props(f"outlined dense stack-label hide-bottom-space {props}").classes("vc-field")

@@ -74,7 +74,7 @@ async def _page(request: Request) -> None:
     ui.add_css(_css())
     ui.colors(primary="#0b5cad", negative="#a8231a", dark_page="#0e1116", dark="#171b22")
     decoded = from_query(request.url.query, replace(DEFAULT, release=choices.default_release()))
-    view = View(decoded, work_of(app.state.pool), settings.log_body_bytes)
+    view = View(decoded, work_of(app.state.pool), settings)
     await view.first_answer()
 
 

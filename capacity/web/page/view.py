@@ -14,7 +14,7 @@ from vllm_capacity.errors import CapacityError
 from vllm_capacity.releases import get_release, supported_releases
 from vllm_capacity.releases.release import Release
 from vllm_capacity.web.page import choices
-from vllm_capacity.web.page.apply import absorb, apply_flags
+from vllm_capacity.web.page.apply import absorb, apply_flags, use_layout
 from vllm_capacity.web.page.codec import Decoded, to_link
 from vllm_capacity.web.page.form import Form
 from vllm_capacity.web.page.layouts_panel import LayoutsPanel
@@ -24,6 +24,7 @@ from vllm_capacity.web.page.plan_panel import PlanPanel
 from vllm_capacity.web.page.resolve import Problem
 from vllm_capacity.web.page.state import PageState, Tab, to_plain, with_texts
 from vllm_capacity.web.page.work import Work, WorkError
+from vllm_capacity.web.settings import WebSettings
 
 TYPING_SECONDS = {Tab.PLAN: 0.05, Tab.LAYOUTS: 0.4, Tab.LOG: 0.05}
 """An answer starts when no key was pressed for so long."""
@@ -41,7 +42,7 @@ THEMES: dict[bool | None, tuple[str, bool | None]] = {
 class View:
     """Builds the page for a decoded address."""
 
-    def __init__(self, decoded: Decoded, work: Work, log_bytes: int) -> None:
+    def __init__(self, decoded: Decoded, work: Work, settings: WebSettings) -> None:
         self.state = decoded.state
         self._work = work
         self._client = ui.context.client
@@ -55,7 +56,7 @@ class View:
             self._too_long = text("").classes("vc-notice")
             self._too_long.set_visibility(False)
             with ui.element("div").classes("vc-columns"):
-                self._form = Form(self.state, self._changed, self._settled)
+                self._form = Form(self.state, self._changed, self._settled, settings.allow_hub)
                 with (
                     ui.element("section")
                     .classes("vc-answer")
@@ -63,7 +64,7 @@ class View:
                 ):
                     self._plan = PlanPanel(self._apply)
                     self._layouts = LayoutsPanel(self.state, self._changed_by_panel, self._use_layout)
-                    self._log = LogPanel(work, log_bytes)
+                    self._log = LogPanel(work, settings.log_body_bytes)
         with ui.element("footer").classes("vc-footer"):
             html("Computed by the vllm-capacity library on this server; nothing is sent anywhere else.", "p")
         self._show_tab()
@@ -133,16 +134,7 @@ class View:
 
     def _use_layout(self, gpu: str, command: str) -> None:
         """A row of the comparison becomes the plan."""
-        bare = replace(
-            PageState(),
-            release=self.state.release,
-            concurrency=self.state.concurrency,
-            gpu=gpu,
-            flags=command,
-        )
-        taken = absorb(bare, self._release())
-        if self.state.config and taken.model == self.state.model:
-            taken = replace(taken, config=self.state.config)
+        taken = use_layout(self.state, gpu, command, self._release())
         self._replace(replace(taken, tab=Tab.PLAN))
         self._plan.focus()
 
@@ -168,6 +160,8 @@ class View:
 
     async def _later(self, delay: float) -> None:
         await asyncio.sleep(delay)
+        if self._client.is_deleted:
+            return
         with self._client:
             self._show_link()
             await self.answer()

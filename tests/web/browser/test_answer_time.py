@@ -1,4 +1,4 @@
-"""The answer follows as one types: within 200 ms of the key, in the browser."""
+"""The answer follows as one types: within 200 ms of the key, as the browser sees it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from web.browser.visiting import Visitor
 
 TARGET_MS = 200
 REFERENCE_SECONDS = 0.08
-"""CPU time of the baseline process where the target was set (tests/test_speed.py); a slower machine gets as much more."""
+"""What the baseline process takes on a quiet machine of the kind that the target was set on (tests/test_speed.py)."""
 WATCH = """() => {
   window.times = [];
   const watch = new MutationObserver(() => {
@@ -23,17 +23,21 @@ WATCH = """() => {
 }"""
 
 
+def slowness() -> float:
+    """How much longer this machine takes now, other programs on it included: the time of an answer is one on the clock."""
+    costs = [plan_speed.process_cost(plan_speed.BASELINE, os.environ).wall for _ in range(3)]
+    return max(1.0, statistics.median(costs) / REFERENCE_SECONDS)
+
+
 def test_the_answer_is_there_within_200_ms_of_the_last_key(visit: Visitor):
-    slowness = max(1.0, statistics.median(
-        plan_speed.process_cost(plan_speed.BASELINE, os.environ).cpu for _ in range(3)
-    ) / REFERENCE_SECONDS)  # fmt: skip
     page = visit.open("?model=Qwen/Qwen3-30B-A3B&gpu=H100-80GB&vllm=0.26.0&tp=2&context=8000")
     visit.verdict("8,000 tokens at once")
     page.evaluate(WATCH)
+    before = slowness()
     for length in range(8001, 8012):
         visit.field("context").fill(str(length))
         visit.verdict(f"{length:,} tokens at once")
     times = page.evaluate("window.times")
     assert len(times) >= 10
     assert min(times) > 1  # something was measured
-    assert statistics.median(times) <= TARGET_MS * slowness, times
+    assert statistics.median(times) <= TARGET_MS * max(before, slowness()), times

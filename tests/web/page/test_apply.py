@@ -8,8 +8,9 @@ import pytest
 from vllm_capacity.answer import Plan
 from vllm_capacity.releases import get_release
 from vllm_capacity.web.page.answers import Answer, plan_answer
-from vllm_capacity.web.page.apply import absorb, apply_flags
-from vllm_capacity.web.page.state import PageState
+from vllm_capacity.web.page.apply import absorb, apply_flags, use_layout
+from vllm_capacity.web.page.layouts import Layouts, layouts_answer
+from vllm_capacity.web.page.state import PageState, Tab
 from vllm_capacity.web.settings import WebSettings
 
 SETTINGS = WebSettings()
@@ -71,3 +72,26 @@ def test_flags_with_a_field_of_their_own_move_there_once_the_box_is_left():
 def test_what_does_not_parse_yet_stays_as_it_is_typed(flags: str):
     state = PageState(release="0.26.0", flags=flags)
     assert absorb(state, RELEASE) == state
+
+
+def test_a_row_of_the_comparison_becomes_the_plan_it_stands_for():
+    state = PageState(
+        release="0.26.0", gpu="L40S", model="Qwen/Qwen3-32B", context="8k", concurrency="4", tp="8",
+        flags="--max-num-seqs 64 --allow-unmodelled", tab=Tab.LAYOUTS,
+    )  # fmt: skip
+    found = layouts_answer(state, SETTINGS)
+    assert isinstance(found, Layouts)
+    for row in found.document["rows"][:6]:
+        planned = plan_answer(use_layout(state, row["gpu"], row["command"], RELEASE), SETTINGS)
+        assert isinstance(planned, Answer)
+        assert isinstance(planned.plan, Plan)
+        assert planned.plan.kv_cache.tokens == row["engine_tokens"]
+        assert planned.plan.engine.parallel.tp == row["tensor_parallel_size"]
+        assert planned.plan.engine.max_num_seqs == 64
+
+
+def test_a_row_for_a_pasted_config_keeps_the_config():
+    state = PageState(release="0.26.0", config="{}", model="Qwen/Qwen3-8B")
+    command = "vllm serve pasted-config --tensor-parallel-size 2"
+    taken = use_layout(state, "L40S", command, RELEASE)
+    assert (taken.config, taken.model, taken.tp, taken.gpu) == ("{}", "Qwen/Qwen3-8B", "2", "L40S")

@@ -44,6 +44,13 @@ def test_a_link_says_all_that_a_change_of_defaults_could_change_where_it_matters
     )
 
 
+@given(st.text(st.characters(codec=None), max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_what_is_no_text_breaks_no_link(words: str):
+    link = to_link(PageState(flags=words, config=words))
+    assert isinstance(from_query(link.query).state, PageState)
+
+
 @given(st.text(max_size=300))
 @settings(max_examples=200, deadline=None)
 def test_any_query_gives_a_state_and_never_an_exception(query: str):
