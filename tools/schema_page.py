@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+from vllm_capacity.report.explain_schema import explain_schema
 from vllm_capacity.report.schema import plan_schema
+from vllm_capacity.report.size_schema import size_schema
 
 ORDER = (
     "PlanReport", "Model", "Gpu", "Rank", "Term", "KvCache", "Group", "Verdict", "Suggestion", "SuggestionEffect",
@@ -30,13 +33,23 @@ $ vllm-capacity plan --model Qwen/Qwen3-8B --gpu L40S --json > plan.json
 $ python3 -c "import json; print(json.load(open('plan.json'))['kv_cache']['tokens'])"
 ```
 
+`vllm-capacity schema size` and `schema explain` are the schemas of `size --json` ([file](size.schema.json); [Reading a
+row](sizing.md#reading-a-row) says what its keys mean) and of `explain --json` ([file](explain.schema.json)).
+
 This page is written by `tools/write_docs.py`.
 """
 
 
-def schema_text() -> str:
+def schema_text(make: Callable[[], dict[str, Any]]) -> str:
     """As the command prints it."""
-    return json.dumps(plan_schema(), indent=2, sort_keys=True) + "\n"
+    return json.dumps(make(), indent=2, sort_keys=True) + "\n"
+
+
+SCHEMAS: dict[str, Callable[[], str]] = {
+    "plan": partial(schema_text, plan_schema),
+    "size": partial(schema_text, size_schema),
+    "explain": partial(schema_text, explain_schema),
+}
 
 
 def _type(field: Mapping[str, Any]) -> str:

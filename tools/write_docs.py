@@ -36,7 +36,7 @@ WRITTEN: dict[str, Callable[[], str]] = {
     "docs/releases.md": write_release_docs.page,
     "docs/commands.md": command_page.page,
     "docs/json-schema.md": schema_page.page,
-    "docs/plan.schema.json": schema_page.schema_text,
+    **{f"docs/{name}.schema.json": text for name, text in schema_page.SCHEMAS.items()},
     "docs/pictures/imports.svg": import_picture.picture,
     **{f"docs/pictures/{name}": draw for name, draw in memory_pictures.PICTURES.items()},
 }

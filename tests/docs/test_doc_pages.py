@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from vllm_capacity.cli import run
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -64,7 +65,9 @@ def test_check_names_what_differs(
     monkeypatch.setitem(write_docs.WRITTEN, name, lambda: "{}\n")
     assert write_docs.main(["--check", name]) == 1
     assert capsys.readouterr().out == f"differs: {name}\n"
-    assert (ROOT / name).read_text(encoding="utf-8") == schema_page.schema_text(), "--check writes nothing"
+    assert (ROOT / name).read_text(encoding="utf-8") == schema_page.SCHEMAS["plan"](), (
+        "--check writes nothing"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
@@ -83,6 +86,12 @@ def test_links_point_to_files_and_headings_that_exist(page: Path) -> None:
 def anchors(page: Path) -> set[str]:
     heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("name", schema_page.SCHEMAS)
+def test_a_schema_file_is_what_the_command_prints(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["schema", name]) == 0
+    assert (DOCS / f"{name}.schema.json").read_text(encoding="utf-8") == capsys.readouterr().out
 
 
 def test_every_key_of_the_json_is_explained() -> None:
