@@ -28,9 +28,9 @@ INTRODUCTION = """\
 - One call with several tensor-parallel sizes prints `{"plans": [...]}`.
 - A layout that vLLM refuses has `ranks: []` and null for `kv_cache`, `host` and `calibration`; `verdict.message` says why.
 
-```console
-$ vllm-capacity plan --model Qwen/Qwen3-8B --gpu L40S --json > plan.json
-$ python3 -c "import json; print(json.load(open('plan.json'))['kv_cache']['tokens'])"
+```sh
+vllm-capacity plan --model Qwen/Qwen3-8B --gpu L40S --json > plan.json
+python3 -c "import json; print(json.load(open('plan.json'))['kv_cache']['tokens'])"
 ```
 
 `vllm-capacity schema size` and `schema explain` are the schemas of `size --json` ([file](size.schema.json); [Reading a
