@@ -16,8 +16,10 @@ def cuda_context_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
 
     PyTorch's kernels come with the runner's first tensor. With more than one GPU the groups' first collectives
     launch them earlier: then they lie before vLLM's baseline snapshot and outside of the budget. Both are seen
-    in the records of one and of two GPUs (stages `baseline`, `runner_init` and `profile_peak`).
+    in the records of one and of two GPUs (stages `baseline`, `runner_init` and `profile_peak`). Where cuBLAS is called
+    before the snapshot (from 0.33.0 on), that launches PyTorch's kernels there, and most of the others come with the runner.
     """
+    early = ctx.release.has("cublas_before_snapshot")
     alone = ctx.engine.parallel.world_size * ctx.engine.parallel.dp == 1
     yield constant(
         "cuda_context",
@@ -32,9 +34,18 @@ def cuda_context_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         Component.CUDA_CONTEXT,
         measured(ctx, "first_kernels"),
         allocator=Allocator.CUDA,
-        lifetime=Lifetime.RUNNER_INIT if alone else Lifetime.BEFORE_SNAPSHOT,
-        source="the driver loads PyTorch's modules at the first launch: the runner's first tensor, or a collective",
+        lifetime=Lifetime.RUNNER_INIT if alone and not early else Lifetime.BEFORE_SNAPSHOT,
+        source="the driver loads PyTorch's modules at the first launch: the runner's first tensor, a collective, or cuBLAS's",
     )
+    if early:
+        yield constant(
+            "runner_kernels",
+            Component.CUDA_CONTEXT,
+            measured(ctx, "runner_kernels"),
+            allocator=Allocator.CUDA,
+            lifetime=Lifetime.RUNNER_INIT,
+            source="the driver loads modules while the model runner is built",
+        )
     yield constant(
         "kernel_modules",
         Component.CUDA_CONTEXT,

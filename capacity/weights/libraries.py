@@ -20,16 +20,20 @@ def deep_gemm_workspace(ctx: RankContext, method: QuantisationMethod) -> int:
     runtime comes to life and allocates. MLA layers build one whatever the KV dtype; attention layers with an
     fp8 cache do so for the query. Sources (0.26.0): layers/quantization/input_quant_fp8.py:68,
     utils/deep_gemm.py:87-105 and 160-250, layers/attention/attention.py:469-490, mla_attention.py:568-577.
-    Seen in a run: Llama-3.1-8B takes 33,554,432 B more with an fp8 cache than without (H200, 0.26.0).
+    Seen in a run: Llama-3.1-8B takes 33,554,432 B more with an fp8 cache than without (H200, 0.26.0). DeepGEMM 2.8.1
+    (0.33.0) allocates nothing then: run v0.33-deepseek-v2-lite-eager.
     """
-    if not ctx.release.has("deep_gemm_workspace_at_load") or not _supported(ctx):
+    release = ctx.release
+    if release.has("deep_gemm_without_workspace") or not release.has("deep_gemm_workspace_at_load"):
+        return 0
+    if not _supported(ctx):
         return 0
     return DEEP_GEMM_WORKSPACE if method.uses_quant_fp8 or _mla(ctx) or _fp8_query(ctx) else 0
 
 
 def deep_gemm_workspace_is_measured(ctx: RankContext) -> bool:
-    """True for the DeepGEMM that a recorded run saw (2.5.0); later ones may allocate later."""
-    return not ctx.release.has("deep_gemm_2_6")
+    """True for the DeepGEMMs that recorded runs saw (2.5.0 and 2.8.1); those between may allocate later."""
+    return not ctx.release.has("deep_gemm_2_6") or ctx.release.has("deep_gemm_without_workspace")
 
 
 def _supported(ctx: RankContext) -> bool:
