@@ -32,6 +32,7 @@ from vllm_capacity.kv_cache.planning import KVCachePlan, KVPool, StageKV, fill, 
 from vllm_capacity.kv_cache.specs import KVCacheGroup, KVLayers
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads import graph_estimate, overhead_terms
+from vllm_capacity.overheads.offload import offload_warnings
 from vllm_capacity.overheads.requests import request_warnings
 from vllm_capacity.overheads.unmodelled import unmodelled_warnings
 from vllm_capacity.parallel import stage_bounds
@@ -145,6 +146,7 @@ def _plan(
         warnings=(
             *warnings,
             *unmodelled_warnings(args, release),
+            *offload_warnings(engine, release),
             *engine.notes,
             *architecture.notes,
             *layers.notes,

@@ -32,9 +32,10 @@ def round_up(value: int, multiple: int) -> int:
     return cdiv(value, multiple) * multiple
 
 
-def block(n_bytes: int) -> int:
+def block(n_bytes: int, limited: int = 0) -> int:
     """What PyTorch counts as allocated for a tensor of `n_bytes`: multiples of 512 bytes, and from 10 MiB on the whole
-    segment (a multiple of 2 MiB) unless more than 1 MiB of it would be left.
+    segment (a multiple of 2 MiB) unless more than 1 MiB of it would be left. `limited`: from 20 MiB on always the whole
+    segment, as with max_split_size_mb=20.
 
     Source: c10/cuda/CUDACachingAllocator.cpp: round_size, get_allocation_size, should_split. Holds for a tensor that gets
     a segment of its own; one that is cut from a larger free block is counted as it is.
@@ -43,7 +44,7 @@ def block(n_bytes: int) -> int:
     if rounded < 10 * MIB:
         return rounded
     segment = round_up(rounded, 2 * MIB)
-    return segment if segment - rounded <= MIB else rounded
+    return segment if segment - rounded <= MIB or (limited and rounded >= 20 * MIB) else rounded
 
 
 def gib(n_bytes: int | float, digits: int = 2) -> str:

@@ -86,11 +86,33 @@ def test_an_unknown_connector_is_refused_by_name():
 
 def test_named_parameters_alone_go_to_the_host():
     """model_executor/offloader/uva.py:86-95 (0.26.0): whole segments of a parameter's name."""
-    limited = terms(planned(cpu_offload_gb=100, cpu_offload_params=["down_proj"]))
-    assert limited["offloaded_weights"].n_bytes == 32 * 14336 * 4096 * 2
-    whole = terms(planned(cpu_offload_gb=100))
-    assert whole["offloaded_weights"].n_bytes > 3 * limited["offloaded_weights"].n_bytes
-    assert terms(planned(cpu_offload_gb=100, cpu_offload_params=["down"]))["offloaded_weights"].n_bytes == 0
+
+    def moved(**flags: Any) -> int:
+        v1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+        return terms(planned(cpu_offload_gb=100, environment=v1, **flags))["offloaded_weights"].n_bytes
+
+    limited = moved(cpu_offload_params=["down_proj"])
+    assert limited == 32 * 14336 * 4096 * 2
+    assert moved() > 3 * limited
+    assert moved(cpu_offload_params=["down"]) == 0
+
+
+def test_model_runner_v2_ignored_offloading_before_0_28_and_the_plan_says_so():
+    """set_offloader: v1/worker/gpu_model_runner.py alone up to 0.27.1, v1/worker/gpu/model_runner.py too from 0.28.0.
+
+    tests/data/records: eager-qwen2.5-14b-cpu-offload-s256 loaded all of its weights on the GPU.
+    """
+
+    def said(**flags: Any) -> tuple[int, bool]:
+        found = planned(**flags)
+        warned = any("has no effect here: model runner V2" in line for line in found.warnings)
+        return sum(t.n_bytes for t in found.ranks[0].terms if t.name == "weights_moved_to_host"), warned
+
+    assert said(cpu_offload_gb=4) == (0, True)
+    assert said(offload_group_size=8) == (0, True)
+    assert said() == (0, False)
+    assert said(cpu_offload_gb=4, environment={"VLLM_USE_V2_MODEL_RUNNER": "0"}) == (-4 * GIB, False)
+    assert said(cpu_offload_gb=4, vllm_version="0.28.0") == (-4 * GIB, False)
 
 
 def test_state_caches_follow_their_dtype_and_mode():

@@ -151,11 +151,17 @@ def _mlp(
         terms.append(
             transient(
                 "mlp_eager",
-                f"tokens * (3 * hidden + down_in + {widest}) * el",
+                f"tokens * ((3 + new_residual) * hidden + down_in + {widest}) * el",
                 EAGER,
                 low=low,
                 note="caller's hidden state and residual, normed output, gate_up, activation, down's output"
-                + (" once gate_up is gone" if mlp.frees_gate_up else ""),
+                + (" once gate_up is gone" if mlp.frees_gate_up else "")
+                + (
+                    "; the layer's residual is not the caller's"
+                    if ctx.architecture.norm_makes_residual
+                    else ""
+                ),
+                new_residual=int(ctx.architecture.norm_makes_residual),
                 tokens=sizes.tokens,
                 hidden=sizes.hidden,
                 reduced=reduced,
@@ -228,7 +234,9 @@ def _attention(ctx: RankContext, sizes: Sizes, mixer: Attention, kept: tuple[Mem
             PIECE if compiled else EAGER,
             note="what entered the piece, residual, qkv, q and k after rope",
             tokens=sizes.tokens,
-            held=out + sizes.hidden if compiled else 2 * sizes.hidden,
+            held=out + sizes.hidden
+            if compiled
+            else (2 + int(ctx.architecture.norm_makes_residual)) * sizes.hidden,
             hidden=sizes.hidden,
             qkv=q + kv,
             roped=q + k,
@@ -269,11 +277,16 @@ def _mla(
     if mixer.compression is not None:
         return _compressed(sizes, mixer, kept)
     heads = share(mixer.num_heads, sizes.tp)
-    held = 0 if ctx.engine.compiled else sizes.hidden
+    compiled = ctx.engine.compiled
+    held = 0 if compiled else sizes.hidden
+    normed = 0 if compiled else mixer.kv_lora_rank + 2 * (mixer.q_lora_rank or 0)
     tokens = transient(
         "mla",
-        "tokens * (hidden + held + heads * (nope + rope) + lora + rope + heads * v_dim) * el",
-        "layers/attention/mla_attention.py: forward_impl (the piece has returned)",
+        "tokens * (hidden + held + heads * (nope + rope) + lora + rope + normed + heads * v_dim) * el",
+        "layers/attention/mla_attention.py: forward_impl (the piece has returned)"
+        if compiled
+        else "layers/mla.py: forward, whose locals keep the projections beside their normed parts",
+        normed=normed,
         tokens=sizes.tokens,
         hidden=sizes.hidden,
         held=held,

@@ -119,6 +119,8 @@ class Sizes:
     padded_vocab: int
     el: int
     """Bytes of one element of the model's dtype."""
+    limited: int = 0
+    """1 where the profile run splits no block of 20 MiB and more (feature `profile_max_split_size`)."""
 
     @staticmethod
     def of(ctx: RankContext) -> Sizes:
@@ -133,6 +135,7 @@ class Sizes:
             vocab=architecture.vocab_size,
             padded_vocab=-(-architecture.vocab_size // 64) * 64,
             el=DTYPE_BYTES[engine.dtype],
+            limited=int(ctx.release.has("profile_max_split_size")),
         )
 
 

@@ -8,14 +8,21 @@ from vllm_capacity.activations.compile import compile_phase, draft_compile_phase
 from vllm_capacity.activations.encoder import encoder_phases
 from vllm_capacity.activations.layers import layer_phases
 from vllm_capacity.activations.live import Phase, Sizes, less, persistent, phase, transient
+from vllm_capacity.activations.matmul import cublas_terms
 from vllm_capacity.activations.moe import moe_phases
-from vllm_capacity.activations.sampler import final_phases, flashinfer_rows, needs_topk_buffer, topk_buffer
+from vllm_capacity.activations.rope import after_conversion
+from vllm_capacity.activations.sampler import (
+    final_phases,
+    flashinfer_rows,
+    flashinfer_scratch,
+    needs_topk_buffer,
+    topk_buffer,
+)
 from vllm_capacity.activations.workspace import shared_workspace
 from vllm_capacity.context import RankContext
-from vllm_capacity.device import Device
-from vllm_capacity.errors import InputError
 from vllm_capacity.frozen import dataclass
-from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
+from vllm_capacity.ledger import Lifetime, MemoryTerm
+from vllm_capacity.overheads.lora import lora_pointers
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +58,27 @@ def activation_peak(ctx: RankContext) -> ActivationPeak:
 def _phases(ctx: RankContext, sizes: Sizes) -> tuple[tuple[MemoryTerm, ...], tuple[Phase, ...]]:
     """What stays allocated after the profile run, and all phases."""
     inputs = (*_inputs(ctx, sizes), *_auxiliary(ctx, sizes))
-    early = (*_cublas(ctx), *_pipeline_buffers(ctx, sizes))
+    pointers = lora_pointers(ctx)
+    calls = inputs if pointers is None else (*inputs, pointers)
+    early = (*cublas_terms(ctx), *_pipeline_buffers(ctx, sizes))
     workspace = shared_workspace(ctx, sizes)
     last = (topk_buffer(ctx, sizes), *flashinfer_rows(ctx, sizes)) if needs_topk_buffer(ctx, sizes) else ()
+    last = (*last, *flashinfer_scratch(ctx))
     phases: list[Phase] = []
     compiling = compile_phase(ctx, sizes)
     if compiling is not None:
         phases.append(phase(compiling.name, (*inputs, *compiling.terms), warm_bytes=0))
     encoder, kept = encoder_phases(ctx, early)
     phases += encoder
-    phases += layer_phases(ctx, sizes, (*inputs, *early, *kept), workspace)
-    alive = (*inputs, *early, *workspace, *kept)
-    phases += moe_phases(ctx, sizes, alive)
+    forward = list(layer_phases(ctx, sizes, (*calls, *early, *kept), workspace))
+    alive = (*calls, *early, *workspace, *kept)
+    forward += moe_phases(ctx, sizes, alive)
     drafting = draft_compile_phase(ctx, sizes, alive)
     if drafting is not None:
-        phases.append(drafting)
+        forward.append(drafting)
     batch = _inputs(ctx, sizes) if ctx.engine.model_runner == "V1" else ()  # V2's is gone with execute_model
-    phases += final_phases(ctx, sizes, (*batch, *_auxiliary(ctx, sizes), *early, *workspace, *kept, *last))
+    forward += final_phases(ctx, sizes, (*batch, *_auxiliary(ctx, sizes), *early, *workspace, *kept, *last))
+    phases += after_conversion(ctx, forward)
     return (*early, *workspace, *last), tuple(phases)
 
 
@@ -89,17 +100,21 @@ def _terms(winner: Phase, stays: Iterable[MemoryTerm]) -> tuple[MemoryTerm, ...]
 
 
 def _inputs(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
-    """Index tensors of the dummy batch: four of one int32 per sequence (runner V2), each in a block of 512
+    """Index tensors of the dummy batch: four of one integer per sequence (runner V2), each in a block of 512
     bytes.
     """
+    release = ctx.release
     if ctx.engine.model_runner != "V2":
         return ()
     return (
         transient(
             "dummy_batch",
-            "3 * round_up(4 * rows, 512) + round_up(4 * (rows + 1), 512)",
+            "round_up(index * rows, 512) + 2 * round_up(4 * rows, 512) + round_up(4 * (rows + 1), 512)",
             "v1/worker/gpu/input_batch.py: InputBatch.make_dummy",
             rows=sizes.rows,
+            index=8
+            if release.has("dummy_indices_int64") or release.has("dummy_indices_int64_at_first")
+            else 4,
         ),
     )
 
@@ -121,56 +136,6 @@ def _auxiliary(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
             hidden=sizes.hidden,
             el=sizes.el,
         ),
-    )
-
-
-def _cublas(ctx: RankContext) -> tuple[MemoryTerm, ...]:
-    """PyTorch's cuBLAS workspace, allocated at the first matrix product and kept; earlier releases of it are
-    smaller.
-
-    Source: parseChosenWorkspaceSize, aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper (and newer),
-    8.125 MiB before.
-    """
-    if ctx.release.has("cublas_before_snapshot"):
-        return ()
-    return (cublas_workspace(ctx, Lifetime.PROFILE_PERSISTENT),)
-
-
-def cublas_bytes(device: Device, environment: Mapping[str, str]) -> int:
-    """PyTorch's cuBLAS workspace per stream: 32 MiB from Hopper on, 8.125 MiB before, or CUBLAS_WORKSPACE_CONFIG.
-
-    That is ':SIZE:COUNT' in KiB, once or several times (':4096:2:16:8'). Raises InputError for anything else.
-    """
-    given = environment.get("CUBLAS_WORKSPACE_CONFIG")
-    if given:
-        numbers = given.removeprefix(":").split(":")
-        if (
-            not given.startswith(":")
-            or len(numbers) % 2
-            or not all(n.isdecimal() and len(n) < 10 for n in numbers)
-        ):
-            raise InputError(
-                f"CUBLAS_WORKSPACE_CONFIG={given:.40} must be pairs :SIZE:COUNT, for example :4096:8"
-            )
-        return sum(
-            int(size) * int(count) * 1024 for size, count in zip(numbers[::2], numbers[1::2], strict=True)
-        )
-    return 4096 * 8 * 1024 if device.sm >= 90 else 4096 * 1024 * 2 + 16 * 1024 * 8
-
-
-def cublas_workspace(ctx: RankContext, lifetime: Lifetime) -> MemoryTerm:
-    """The cuBLAS workspace with the lifetime that the release gives it."""
-    n_bytes = cublas_bytes(ctx.device, ctx.engine.environment)
-    given = "CUBLAS_WORKSPACE_CONFIG" in ctx.engine.environment
-    return term(
-        "cublas_workspace",
-        Component.WORKSPACE,
-        "workspace",
-        lifetime=lifetime,
-        source="PyTorch, ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize",
-        low=n_bytes if ctx.device.sm <= 90 or given else 4096 * 1024 * 2 + 16 * 1024 * 8,
-        note="CUBLAS_WORKSPACE_CONFIG changes it",
-        workspace=n_bytes,
     )
 
 

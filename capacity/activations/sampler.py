@@ -41,16 +41,32 @@ def flashinfer_rows(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
     """
     if ctx.engine.model_runner != "V1" or not _samples(ctx):
         return ()
-    chosen = ctx.engine.environment.get("VLLM_USE_FLASHINFER_SAMPLER")
-    on = ctx.release.has("flashinfer_sampler") if chosen is None else chosen not in ("", "0")
     return (
         persistent(
             "sampler_tables",
             "1048576 * flashinfer + 2 * block(800)",
             "flashinfer/sampling.py: top_k_mask_logits; v1/sample/ops/topk_topp_triton.py",
-            flashinfer=int(on and ctx.device.sm >= 80),
+            flashinfer=int(_samples_with_flashinfer(ctx)),
         ),
     )
+
+
+def _samples_with_flashinfer(ctx: RankContext) -> bool:
+    """Source: v1/sample/ops/topk_topp_sampler.py: flashinfer_sampler_supported (0.26.0, 0.33.0)."""
+    chosen = ctx.engine.environment.get("VLLM_USE_FLASHINFER_SAMPLER")
+    on = ctx.release.has("flashinfer_sampler") if chosen is None else chosen not in ("", "0")
+    return on and ctx.device.sm >= 80
+
+
+def flashinfer_scratch(ctx: RankContext) -> tuple[MemoryTerm, ...]:
+    """The same scratch of FlashInfer where runner V2 profiles top-k and top-p sampling (from 0.33.0 on).
+
+    Source: flashinfer/sampling.py: top_k_mask_logits (_get_cache_buf of 1 MiB), 0.7.2.
+    """
+    warmed = ctx.engine.model_runner == "V2" and ctx.release.has("v2_sampler_warmup_params")
+    if not warmed or not _samples(ctx) or not _samples_with_flashinfer(ctx):
+        return ()
+    return (persistent("sampler_scratch", "1048576", "flashinfer/sampling.py: top_k_mask_logits"),)
 
 
 def _samples(ctx: RankContext) -> bool:
@@ -63,7 +79,7 @@ def final_phases(ctx: RankContext, sizes: Sizes, kept: tuple[MemoryTerm, ...]) -
         return
     hidden = transient(
         "final_hidden_states",
-        "block(tokens * hidden * el)",
+        "tokens * hidden * el",
         "the model's forward: last_hidden_state, held by profile_run",
         tokens=sizes.tokens,
         hidden=sizes.hidden,
@@ -87,7 +103,7 @@ def final_phases(ctx: RankContext, sizes: Sizes, kept: tuple[MemoryTerm, ...]) -
         if ctx.engine.num_speculative_tokens:
             yield phase("rejection sampler", (*kept, hidden, _sampled(ctx, sizes), *_rejection_v1(sizes)))
     elif ctx.release.has("v2_sampler_warmup_params"):
-        yield phase("sampler", (*kept, hidden, _sampled(ctx, sizes), *_sampler_v2_warmup(sizes)))
+        yield phase("sampler", (*kept, hidden, _sampled(ctx, sizes), *_sampler_v2_warmup(ctx, sizes)))
     else:
         yield phase("sampler", (*kept, hidden, _sampled(ctx, sizes), *_sampler_v2(sizes)))
 
@@ -120,11 +136,12 @@ def _sampled(ctx: RankContext, sizes: Sizes) -> MemoryTerm:
 def _logits(sizes: Sizes) -> MemoryTerm:
     return transient(
         "logits",
-        "block(rows * padded_vocab * el)",
+        "block(rows * padded_vocab * el, limited)",
         "layers/logits_processor.py: _get_logits",
         rows=sizes.rows,
         padded_vocab=sizes.padded_vocab,
         el=sizes.el,
+        limited=sizes.limited,
     )
 
 
@@ -222,7 +239,7 @@ def _sampler_v2(sizes: Sizes) -> tuple[MemoryTerm, ...]:
     return (_logits(sizes), gumbel)
 
 
-def _sampler_v2_warmup(sizes: Sizes) -> tuple[MemoryTerm, ...]:
+def _sampler_v2_warmup(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
     """From 0.33.0 on a second pass with warm-up parameters: fp32 copy, masked logits and probabilities.
 
     Source: `_dummy_sampler_run`, v1/worker/gpu/model_runner.py:993-1015; v1/worker/gpu/sample/sampler.py:
@@ -230,17 +247,26 @@ def _sampler_v2_warmup(sizes: Sizes) -> tuple[MemoryTerm, ...]:
     """
     fp32 = transient(
         "sampler_fp32_logits",
-        "rows * vocab * 4",
+        "block(rows * vocab * 4, limited)",
         "v1/worker/gpu/sample/sampler.py: apply_sampling_params",
         rows=sizes.rows,
         vocab=sizes.vocab,
+        limited=sizes.limited,
     )
     filtered = transient(
         "sampler_filtered",
-        "2 * rows * vocab * 4",
-        "FlashInfer: masked logits and probabilities",
-        low=0,
+        "2 * block(rows * vocab * 4, limited)",
+        "flashinfer/sampling.py: top_k_top_p_sampling_from_logits (masked logits and probabilities)",
+        low=None if _samples_with_flashinfer(ctx) else 0,
         rows=sizes.rows,
         vocab=sizes.vocab,
+        limited=sizes.limited,
     )
-    return (_logits(sizes), fp32, filtered)
+    parameters = transient(
+        "sampler_parameters",
+        "2 * block(8 * rows) + block(4 * (rows + 1)) + 6 * block(4 * rows) + block(rows)",
+        "v1/worker/gpu/input_batch.py: make_dummy; v1/worker/gpu/sample/sampler.py: __call__, get_top_k_top_p; "
+        "flashinfer/sampling.py: top_p_sampling_from_probs",
+        rows=sizes.rows,
+    )
+    return (_logits(sizes), fp32, filtered, parameters)

@@ -168,6 +168,7 @@ def _gemma(
         name=name,
         family=family,
         tied=tied,
+        norm_makes_residual=True,
         layers=common.group_layers(kinds, build),
         logits_soft_cap=config.get("final_logit_softcapping") is not None,
         outside=common.place(

@@ -338,6 +338,10 @@ class Architecture:
     encoder_tp_data: bool = False
     """Class supports `--mm-encoder-tp-mode data`."""
     logits_soft_cap: bool = False
+    norm_makes_residual: bool = False
+    """Norms are GemmaRMSNorm, which adds into a new residual; others add in place, with custom ops on
+    (layers/layernorm.py, 0.19.0 to 0.33.0).
+    """
     tie_word_embeddings: bool = False
     supports_mamba_prefix_caching: bool = False
     """Class derives from SupportsMambaPrefixCaching (mamba cache mode 'all' up to 0.31)."""

@@ -51,6 +51,7 @@ def qwen3_next(config: ModelConfig, release: Release) -> Architecture:
         config,
         name="Qwen3NextForCausalLM",
         family="qwen3_next",
+        norm_makes_residual=True,
         layers=hybrid_layers(config, sparse, interleaved=True, num_experts=num_experts),
         outside=common.every_stage_placement(
             config.vocab_size,
@@ -99,6 +100,7 @@ def qwen3_5_text(config: ModelConfig, *, sparse: bool, name: str) -> Architectur
         name=name,
         family="qwen3_5",
         tied=tied,
+        norm_makes_residual=True,
         layers=hybrid_layers(
             config,
             [sparse] * config.num_hidden_layers,

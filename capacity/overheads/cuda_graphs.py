@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from vllm_capacity.activations.layers import attention_width
 from vllm_capacity.activations.live import share
+from vllm_capacity.activations.matmul import cublas_bytes
 from vllm_capacity.activations.moe import ExpertsKernel, experts_kernel
-from vllm_capacity.activations.peak import cublas_bytes
 from vllm_capacity.architecture.modules import (
     Attention,
     DenseMLP,

@@ -7,7 +7,7 @@ experts, and the embedding and head of classes that declare `embedding_modules`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from vllm_capacity.architecture.modules import (
     Experts,
@@ -24,6 +24,7 @@ from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.terms import nothing
 from vllm_capacity.units import DTYPE_BYTES
+from vllm_capacity.weights.allocator import LOAD_MAX_SPLIT, CachingAllocator
 from vllm_capacity.weights.quantisation.ignored import FUSED
 
 SOURCE = "lora/layers: create_lora_weights"
@@ -60,7 +61,9 @@ MAX_VOCAB = 258_048
 
 @dataclass(frozen=True, slots=True)
 class _Elements:
-    """Elements per adapter and unit of rank: A with the full rank, A with the rank over tp, and B."""
+    """Elements per adapter and unit of rank, of one tensor or of several: A with the full rank, A with the rank over tp,
+    and B.
+    """
 
     whole: int = 0
     divided: int = 0
@@ -87,39 +90,87 @@ def lora_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         return
     slots, rank = int(args.other("max_loras", 1)), int(args.other("max_lora_rank", 16))
     sharded, dtype = bool(args.other("fully_sharded_loras")), args.other("lora_dtype", "auto")
-    elements = _on_rank(ctx, sharded)
+    tensors = _on_rank(ctx, sharded)
+    elements = sum(tensors, _Elements())
+    split = ctx.engine.parallel.tp if sharded else 1
+    el = DTYPE_BYTES[ctx.engine.dtype if dtype == "auto" else str(dtype)]
+    sizes = [slots * (rank * (t.whole + t.b) + rank // split * t.divided) * el for t in tensors]
     yield term(
         "lora_adapters",
         Component.LORA,
-        "slots * (rank * (a + b) + rank // split * a_split) * el",
+        "slots * (rank * (a + b) + rank // split * a_split) * el + blocks",
         lifetime=Lifetime.LOAD,
         source=SOURCE,
-        note="--max-loras x --max-lora-rank; every linear layer has its A and B",
+        note="--max-loras x --max-lora-rank; every linear layer has its A and B; blocks: what PyTorch counts beyond them",
         slots=slots,
         rank=rank,
         a=elements.whole,
         b=elements.b,
         a_split=elements.divided,
-        split=ctx.engine.parallel.tp if sharded else 1,
-        el=DTYPE_BYTES[ctx.engine.dtype if dtype == "auto" else str(dtype)],
+        split=split,
+        el=el,
+        blocks=_allocated(ctx, sizes) - sum(sizes),
     )
     yield term(
         "lora_metadata",
         Component.LORA,
-        "8 * tokens * 5 + 3 * 8 * sequences + 2 * 8 * tokens",
+        "8 * tokens * 5 + 3 * 8 * sequences + 2 * 8 * tokens + 6 * block(4 * (slots + 2))",
         lifetime=Lifetime.LOAD,
         source="lora/punica_wrapper/punica_base.py; lora/ops/triton_ops/lora_kernel_metadata.py",
         tokens=ctx.engine.max_num_batched_tokens,
         sequences=ctx.engine.max_num_seqs,
+        slots=slots,
     )
 
 
-def _on_rank(ctx: RankContext, sharded: bool) -> _Elements:
-    total = _Elements()
+def _allocated(ctx: RankContext, sizes: Sequence[int]) -> int:
+    """Bytes of the blocks of these tensors, which follow the model's own in loading (v1/worker/gpu_worker.py:
+    load_model): a segment of 20 MiB is cut until at most 1 MiB is left.
+    """
+    pool = CachingAllocator(LOAD_MAX_SPLIT if ctx.release.has("load_max_split_size") else None)
+    pool.allocate_all(sizes)
+    return pool.allocated
+
+
+def lora_pointers(ctx: RankContext) -> MemoryTerm | None:
+    """Tables of pointers, offsets and strides that the first call of each fused layer's kernels makes and keeps: one block
+    of 512 bytes each. While kernels are timed, the first layer alone has them; an eager forward has all at its end.
+
+    Source: lora/ops/triton_ops/utils.py: _get_lora_a_ptr, _get_lora_b_ptr (0.26.0).
+    """
+    args = ctx.engine.args
+    if not args.other("enable_lora"):
+        return None
+    counts = [
+        (sum(_pointer_tables(m) for m in group.modules if _is_target(ctx, m.name)), count)
+        for group, count in ctx.layers
+    ]
+    tables = max((n for n, _ in counts), default=0) if ctx.engine.compiled else sum(n * c for n, c in counts)
+    return term(
+        "lora_pointers",
+        Component.LORA,
+        "512 * tables",
+        lifetime=Lifetime.PROFILE_TRANSIENT,
+        source="lora/ops/triton_ops/utils.py: _get_lora_a_ptr, _get_lora_b_ptr",
+        tables=tables,
+    )
+
+
+def _pointer_tables(module: Module) -> int:
+    """A: pointers. B: pointers and offsets, and strides and widths where the slices differ."""
+    if isinstance(module, QkvLinear):
+        return 3 if module.num_heads * module.head_size == module.num_kv_heads * module.head_size_v else 7
+    if isinstance(module, Linear) and len(module.outputs) > 1:
+        return 3 if len(set(module.outputs)) == 1 else 7
+    return 0
+
+
+def _on_rank(ctx: RankContext, sharded: bool) -> list[_Elements]:
+    """Every tensor, layer by layer; then those of embedding and head."""
+    found: list[_Elements] = []
     for group, count in ctx.layers:
-        for module in group.modules:
-            if _is_target(ctx, module.name):
-                total += _elements(ctx, module, sharded).times(count)
+        targets = [module for module in group.modules if _is_target(ctx, module.name)]
+        found += [t for module in targets for t in _tensors(ctx, module, sharded)] * count
     if ctx.architecture.name in WITH_EMBEDDINGS:
         for placed in ctx.architecture.outside:
             module = placed.module
@@ -128,8 +179,8 @@ def _on_rank(ctx: RankContext, sharded: bool) -> _Elements:
                 and _here(ctx, placed.placement)
                 and _is_target(ctx, module.name)
             ):
-                total += _vocabulary(ctx, module)
-    return total
+                found += _vocabulary(module)
+    return found
 
 
 def _is_target(ctx: RankContext, name: str) -> bool:
@@ -152,47 +203,48 @@ def _here(ctx: RankContext, placement: Placement) -> bool:
     }[placement]
 
 
-def _elements(ctx: RankContext, module: Module, sharded: bool) -> _Elements:
+def _tensors(ctx: RankContext, module: Module, sharded: bool) -> list[_Elements]:
+    """One A and one B per slice of a fused layer."""
     tp = ctx.engine.parallel.tp
     if isinstance(module, QkvLinear):
         kv = max(1, module.num_kv_heads // tp)
-        b = module.num_heads // tp * module.head_size + kv * (module.head_size + module.head_size_v)
-        return _column(3, module.inputs, b, sharded)
+        q = module.num_heads // tp * module.head_size
+        return _column(module.inputs, (q, kv * module.head_size, kv * module.head_size_v), sharded)
     if isinstance(module, Linear):
         if module.shard is Shard.COLUMN:
-            return _column(len(module.outputs), module.inputs, sum(module.outputs) // tp, sharded)
+            return _column(module.inputs, [size // tp for size in module.outputs], sharded)
         if module.shard is Shard.ROW:
-            return _Elements(whole=module.inputs // tp, b=sum(module.outputs) // (tp if sharded else 1))
-        return _Elements(whole=len(module.outputs) * module.inputs, b=sum(module.outputs))
+            b = sum(module.outputs) // (tp if sharded else 1)
+            return [_Elements(whole=module.inputs // tp), _Elements(b=b)]
+        return _column(module.inputs, module.outputs, sharded=False)
     if isinstance(module, Experts):
         return _experts(ctx, module, sharded)
-    return _Elements()
+    return []
 
 
-def _column(slices: int, inputs: int, outputs: int, sharded: bool) -> _Elements:
-    a = slices * inputs
-    return _Elements(divided=a, b=outputs) if sharded else _Elements(whole=a, b=outputs)
+def _column(inputs: int, outputs: Sequence[int], sharded: bool) -> list[_Elements]:
+    a = _Elements(divided=inputs) if sharded else _Elements(whole=inputs)
+    return [a] * len(outputs) + [_Elements(b=size) for size in outputs]
 
 
-def _experts(ctx: RankContext, module: Experts, sharded: bool) -> _Elements:
+def _experts(ctx: RankContext, module: Experts, sharded: bool) -> list[_Elements]:
     """lora/layers/fused_moe.py:173-227: per local expert; gated experts have two slices of w13."""
     parallel = ctx.engine.parallel
     ranks = parallel.moe_parallel_size
     ep = parallel.expert_parallel and ranks > 1
     local = -(-module.num_experts // ranks) if ep else module.num_experts
     width = module.intermediate_size if ep else module.intermediate_size // ranks
-    slices = 2 if module.gated else 1
     down = module.hidden_size // (parallel.tp if sharded else 1)
-    w13 = _column(slices, module.hidden_size, slices * width, sharded)
-    return (w13 + _Elements(whole=width, b=down)).times(local)
+    w13 = _column(module.hidden_size, (width,) * (2 if module.gated else 1), sharded)
+    return [t.times(local) for t in (*w13, _Elements(whole=width), _Elements(b=down))]
 
 
-def _vocabulary(ctx: RankContext, module: VocabEmbedding) -> _Elements:
+def _vocabulary(module: VocabEmbedding) -> list[_Elements]:
     """Embedding: A is [vocab, rank]; head: B is [vocab, rank]; both whole on every rank."""
     if module.name.endswith("lm_head"):
         if module.rows > MAX_VOCAB:
             raise RefusedError(
                 Reason.UNSUPPORTED_BY_RELEASE, f"When using LoRA, vocab size must be <= {MAX_VOCAB}"
             )
-        return _Elements(whole=module.columns, b=module.rows)
-    return _Elements(whole=module.rows, b=module.columns)
+        return [_Elements(whole=module.columns), _Elements(b=module.rows)]
+    return [_Elements(whole=module.rows), _Elements(b=module.columns)]

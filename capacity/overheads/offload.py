@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from vllm_capacity.context import RankContext
+from vllm_capacity.engine import EngineConfig
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.terms import nothing
+from vllm_capacity.releases.release import Release
 from vllm_capacity.units import GIB
 
 UVA = "model_executor/offloader/uva.py: UVAOffloader"
@@ -24,6 +26,9 @@ def offload_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     group_size = int(args.other("offload_group_size", 0))
     limit = float(args.other("cpu_offload_gb", 0.0))
     found = False
+    why = "no offloading flag is given"
+    if ignores_offloading(ctx.engine, ctx.release):
+        group_size, limit, why = 0, 0.0, f"model runner V2 of vLLM {ctx.release.version} moves no weights"
     if group_size > 0 and backend in ("auto", "prefetch"):
         yield from _prefetch(ctx, group_size)
         found = True
@@ -40,11 +45,37 @@ def offload_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         yield nothing(
             "offload",
             Component.OFFLOAD,
-            "no offloading flag is given",
+            why,
             source="config/offload.py",
             lifetime=Lifetime.LOAD,
             allocator=Allocator.HOST,
         )
+
+
+def ignores_offloading(engine: EngineConfig, release: Release) -> bool:
+    """Whether this engine keeps all weights on the GPU whatever it is asked: model runner V2 sets no offloader up to
+    0.27 (v1/worker/gpu/model_runner.py; V1's __init__ calls `set_offloader`). Recorded: a start of Qwen2.5-14B on 0.26.0
+    with --cpu-offload-gb 10 loaded 27.57 GiB.
+    """
+    return engine.model_runner == "V2" and not release.has("v2_offloads_weights")
+
+
+def offload_warnings(engine: EngineConfig, release: Release) -> tuple[str, ...]:
+    """One line where vLLM ignores an offloading flag without saying so."""
+    asked = [
+        flag
+        for flag, name in (
+            ("--cpu-offload-gb", "cpu_offload_gb"),
+            ("--offload-group-size", "offload_group_size"),
+        )
+        if float(engine.args.other(name, 0) or 0) > 0
+    ]
+    if not asked or not ignores_offloading(engine, release):
+        return ()
+    return (
+        f"{asked[0]} has no effect here: model runner V2 of vLLM {release.version} keeps all weights on the GPU and says "
+        "nothing about it (from 0.28.0 on it offloads); VLLM_USE_V2_MODEL_RUNNER=0 brings the runner that does",
+    )
 
 
 def _layer_tensors(ctx: RankContext, only: Sequence[str]) -> list[tuple[str, int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_capacity.activations.peak import cublas_workspace
+from vllm_capacity.activations.matmul import cublas_workspace
 from vllm_capacity.calibration import calibration, facts
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term

@@ -14,6 +14,7 @@ from vllm_capacity.units import DTYPE_BYTES, round_up
 from vllm_capacity.weights.allocator import LOAD_MAX_SPLIT, LayerSizes, RopeBuild, allocated_by_load
 from vllm_capacity.weights.allocator_settings import AllocatorSettings, allocator_settings
 from vllm_capacity.weights.groups import ROLES, ParameterGroup
+from vllm_capacity.weights.imports import imported_tables
 from vllm_capacity.weights.libraries import deep_gemm_workspace, deep_gemm_workspace_is_measured
 from vllm_capacity.weights.model import RankWeights, Section, method_of, rank_weights
 
@@ -47,18 +48,21 @@ def weight_terms(ctx: RankContext, ep_rank: int = 0) -> tuple[MemoryTerm, ...]:
     settings = allocator_settings(ctx.engine.environment)
     if ctx.release.has("load_max_split_size"):
         settings = replace(settings, max_split=LOAD_MAX_SPLIT)
-    return _terms(rank_weights(ctx, ep_rank), workspace, deep_gemm_workspace_is_measured(ctx), settings)
+    tables = imported_tables(ctx)
+    return _terms(
+        rank_weights(ctx, ep_rank), workspace, deep_gemm_workspace_is_measured(ctx), settings, tables
+    )
 
 
 @lru_cache(maxsize=256)
 def _terms(
-    weights: RankWeights, workspace: int, measured: bool, settings: AllocatorSettings
+    weights: RankWeights, workspace: int, measured: bool, settings: AllocatorSettings, tables: int
 ) -> tuple[MemoryTerm, ...]:
     by_role: dict[str, list[ParameterGroup]] = {}
     for group in weights.groups:
         by_role.setdefault(group.role, []).append(group)
     terms = [_role_term(role, by_role[role]) for role in ROLES if role in by_role]
-    terms.append(_rounding_term(weights, workspace, measured, settings))
+    terms.append(_rounding_term(weights, workspace, measured, settings, tables))
     return tuple(terms)
 
 
@@ -163,7 +167,7 @@ def _short(name: str) -> str:
 
 
 def _rounding_term(
-    weights: RankWeights, workspace: int, measured: bool, settings: AllocatorSettings
+    weights: RankWeights, workspace: int, measured: bool, settings: AllocatorSettings, tables: int
 ) -> MemoryTerm:
     """What "Model loading took" counts beyond the tensors of the model."""
     tensors = weights.n_bytes
@@ -188,12 +192,15 @@ def _rounding_term(
         )
         if not measured:
             note += ", in a DeepGEMM that no recorded run shows"
-    total = allocated - tensors + workspace
+    if tables:
+        note += f"; {tables:,} B are a table of FlashInfer, imported while the model is built on the device"
+    total = allocated - tensors + workspace + tables
     return term(
-        "allocator_rounding", Component.WEIGHTS, "blocks_bytes - tensor_bytes + library_workspace_bytes",
+        "allocator_rounding", Component.WEIGHTS, "blocks_bytes - tensor_bytes + library_workspace_bytes + table_bytes",
         lifetime=Lifetime.LOAD,
         source="c10/cuda/CUDACachingAllocator.cpp; vllm/v1/worker/gpu_worker.py: Worker.load_model",
         low=total if measured else total - workspace,
         high=total + max(0, usual - allocated),
         note=note, blocks_bytes=allocated, tensor_bytes=tensors, library_workspace_bytes=workspace,
+        table_bytes=tables,
     )  # fmt: skip

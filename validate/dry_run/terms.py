@@ -19,7 +19,7 @@ from vllm_capacity.weights.groups import role_of
 SEEN = "vLLM's own code, run on tensors without storage"
 UNSEEN = "from the analytical plan: not visible without a GPU"
 COMPILED = "from the analytical plan: the dry-run profiles eagerly"
-KEPT_FROM_PLAN = ("allocator_rounding", "cublas_workspace")
+KEPT_FROM_PLAN = ("allocator_rounding", "cublas_workspace", "cublaslt_workspace")
 """Terms of PyTorch's allocator that no operator makes."""
 _REPLACED = (Lifetime.LOAD, Lifetime.RUNNER_INIT, Lifetime.PROFILE_TRANSIENT, Lifetime.PROFILE_PERSISTENT)
 
@@ -119,7 +119,7 @@ def _compiling(built: Mapping[str, Any], planned: Sequence[MemoryTerm], plan: Pl
     compiled = _activation_bytes(planned, plan)
     here = next(kind for kind in eager_plan(plan).ranks if kind.ranks[0][1] == stage)
     eager = here.budget.totals[Account.ACTIVATION]
-    cublas = sum(t.n_bytes for t in planned if t.name == "cublas_workspace")
+    cublas = sum(t.n_bytes for t in planned if t.name in KEPT_FROM_PLAN[1:])
     seen = sum(t.n_bytes for t in _activation(built)) + cublas
     return term(
         "compiled_less_eager",
