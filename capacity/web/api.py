@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -19,6 +20,11 @@ from vllm_capacity.web.problems import KINDS, ProblemError
 from vllm_capacity.web.requests import ExplainRequest
 
 LOG_TYPES = ("text/plain", "application/gzip", "application/x-gzip", "application/octet-stream")
+JSON_TYPES = ("application/json",)
+CLIENT_LEFT = 499
+"""Nobody sees it."""
+GRACE_SECONDS = 2.0
+"""A short job may end for nobody: a worker that is stopped has to be started again, which costs more."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
 
 router = APIRouter()
@@ -31,6 +37,7 @@ class Health(BaseModel):
     tool_version: str
     vllm_versions: list[str] = Field(description="The releases that can be planned.")
     allow_hub: bool = Field(description="Whether models of the Hugging Face Hub may be named.")
+    workers: int = Field(description="Processes that are ready to calculate, or at it.")
 
 
 class ProblemKind(BaseModel):
@@ -61,6 +68,7 @@ async def plan(request: Request) -> Any:
 
     What vLLM refuses is an answer (`verdict.status`), not a problem. Several tensor-parallel sizes give `plans`.
     """
+    _check_type(request, JSON_TYPES)
     return await _calculated(request, "plan")
 
 
@@ -72,6 +80,7 @@ async def plan(request: Request) -> Any:
 )
 async def size(request: Request) -> Any:
     """Which GPUs hold a model and a load, how many, in which layout: the document of `size --json`."""
+    _check_type(request, JSON_TYPES)
     return await _calculated(request, "size")
 
 
@@ -84,9 +93,7 @@ async def size(request: Request) -> Any:
 async def explain(request: Request, known: Annotated[ExplainRequest, Query()]) -> Any:
     """Why a run failed and the smallest change that fixes it, from its log: the document of `explain --json`."""
     _check_type(request, LOG_TYPES)
-    async with _pool(request).place("explain") as place:
-        log = await request.body()
-        return _json(await place.run("explain", known.model_dump(exclude_none=True), log))
+    return await _calculated(request, "explain", known.model_dump(exclude_none=True))
 
 
 @router.get("/api/v1/models", response_model=ModelList, responses=problems(422, 500, 503, 504))
@@ -118,6 +125,7 @@ async def healthz(request: Request) -> Health:
         tool_version=__version__,
         vllm_versions=list(supported_releases()),
         allow_hub=request.app.state.settings.allow_hub,
+        workers=len(request.app.state.pool.processes),
     )
 
 
@@ -143,15 +151,28 @@ async def nothing_here(request: Request) -> Any:
     raise ProblemError("not-found", f"{request.url.path:.200} is no address of this API")
 
 
-async def _calculated(request: Request, job: str) -> Response:
-    _check_type(request, ("application/json",))
-    async with _pool(request).place(job) as place:
-        return _json(await place.run(job, {}, await request.body()))
-
-
-def _pool(request: Request) -> Pool:
+async def _calculated(request: Request, job: str, head: dict[str, Any] | None = None) -> Response:
+    """The job's document. What nobody waits for any more is stopped: a worker is not to be had for a closed connection."""
     pool: Pool = request.app.state.pool
-    return pool
+    async with pool.place(job) as place:
+        body = await request.body()
+        work = asyncio.ensure_future(place.run(job, head, body))
+        left = asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                await asyncio.wait((work,), timeout=GRACE_SECONDS)
+            return _json(await work) if work.done() else Response(status_code=CLIENT_LEFT)
+        finally:
+            left.cancel()
+            work.cancel()
+            await asyncio.gather(work, left, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    """Ends when the client closes the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _check_type(request: Request, allowed: tuple[str, ...]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm_capacity.web.problems import MEDIA_TYPE, ProblemError
 from vllm_capacity.web.settings import WebSettings
 
+DRAIN_SECONDS = 5
 JSON_PATHS = ("/api/v1/plan", "/api/v1/size")
 
 
@@ -27,7 +29,7 @@ class BodyLimits:
         limit = self._limit(scope)
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > limit:
-            await _answer(scope, send, self.settings, _too_large(limit))
+            await _answer(scope, send, self.settings, _too_large(limit), receive)
             return
         await _Bounded(self, scope, receive, send, limit).run()
 
@@ -66,12 +68,11 @@ class _Bounded:
                 message = await self._receive()
         except TimeoutError:
             seconds = self._settings.body_seconds
-            return await self._refuse(
-                ProblemError("slow-body", f"no whole body within {seconds:g} s", {"limit": seconds})
-            )
+            slow = ProblemError("slow-body", f"no whole body within {seconds:g} s", {"limit": seconds})
+            return await self._refuse(slow)
         self._seen += len(message.get("body", b""))
         if self._seen > self._limit:
-            return await self._refuse(_too_large(self._limit))
+            return await self._refuse(_too_large(self._limit), self._receive)
         self._complete = not message.get("more_body", False)
         return message
 
@@ -80,10 +81,10 @@ class _Bounded:
             self._started = True
             await self._send(message)
 
-    async def _refuse(self, problem: ProblemError) -> Message:
+    async def _refuse(self, problem: ProblemError, unread: Receive | None = None) -> Message:
         self._refused = True
         if not self._started:
-            await _answer(self._scope, self._send, self._settings, problem)
+            await _answer(self._scope, self._send, self._settings, problem, unread)
         return {"type": "http.disconnect"}
 
 
@@ -91,8 +92,11 @@ def _too_large(limit: int) -> ProblemError:
     return ProblemError("too-large", f"at most {limit:,} bytes are read here", {"limit": limit})
 
 
-async def _answer(scope: Scope, send: Send, settings: WebSettings, problem: ProblemError) -> None:
-    """The problem; the connection closes, as what is left of the body is not read."""
+async def _answer(
+    scope: Scope, send: Send, settings: WebSettings, problem: ProblemError, unread: Receive | None = None
+) -> None:
+    """The problem; then the connection closes. What is `unread` of the body is thrown away first, for a while: a client that is
+    still sending when the connection closes would never see the answer."""
     body = json.dumps(problem.document(settings.root_path, scope["path"])).encode()
     headers: list[Any] = [
         (b"content-type", MEDIA_TYPE.encode()),
@@ -100,4 +104,10 @@ async def _answer(scope: Scope, send: Send, settings: WebSettings, problem: Prob
         (b"connection", b"close"),
     ]
     await send({"type": "http.response.start", "status": problem.kind.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    if unread is not None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while (await unread()).get("more_body", False):
+                    pass
+    await send({"type": "http.response.body", "body": b""})

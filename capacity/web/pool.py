@@ -54,6 +54,10 @@ class Worker:
             raise
         return worker
 
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
     async def ask(
         self, job: str, head: Mapping[str, Any], body: bytes, seconds: float
     ) -> tuple[dict[str, Any], bytes]:
@@ -117,13 +121,24 @@ class Pool:
             "size": Lane("size", settings.waiting_slow, settings.size_seconds, 10),
             "explain": Lane("explain", settings.waiting_slow, settings.explain_seconds, 10),
         }
-        self._waiting = dict.fromkeys(self.lanes, 0)
+        self.waiting = dict.fromkeys(self.lanes, 0)
+        """Jobs of each lane that wait or run."""
         self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
         self._api = asyncio.Semaphore(max(1, settings.workers - 1))
         self._slow = asyncio.Semaphore(max(1, settings.workers - 2))
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = False
         self._alive: set[Worker] = set()
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the workers that are ready or at work."""
+        return [worker.process_id for worker in self._alive]
+
+    @property
+    def idle(self) -> int:
+        """Workers without a job."""
+        return self._idle.qsize()
 
     def start(self) -> None:
         """Starts the workers in the background; a job that comes first waits for one."""
@@ -151,13 +166,13 @@ class Pool:
     @asynccontextmanager
     async def place(self, lane: str) -> AsyncIterator[Place]:
         """A place among those that wait. Raises ProblemError (busy) where there is none left."""
-        if self._waiting[lane] >= self.lanes[lane].waiting:
+        if self.waiting[lane] >= self.lanes[lane].waiting:
             raise self._busy(self.lanes[lane])
-        self._waiting[lane] += 1
+        self.waiting[lane] += 1
         try:
             yield Place(self, self.lanes[lane])
         finally:
-            self._waiting[lane] -= 1
+            self.waiting[lane] -= 1
 
     async def _run(self, lane: Lane, job: str, head: Mapping[str, Any], body: bytes) -> bytes:
         self.start()
@@ -198,7 +213,7 @@ class Pool:
     def _busy(self, lane: Lane) -> ProblemError:
         return ProblemError(
             "busy",
-            f"{self._waiting[lane.name]} requests are waiting; try again in {lane.retry_after} s",
+            f"{self.waiting[lane.name]} requests are waiting; try again in {lane.retry_after} s",
             headers={"Retry-After": str(lane.retry_after)},
         )
 

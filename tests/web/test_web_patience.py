@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import socket
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +16,7 @@ import httpx
 import pytest
 from vllm_capacity.web.settings import WebSettings
 
-from web.serving import LLAMA, LONG, Served, serving, wait_until
+from web.serving import LLAMA, LONG, Served, problem, serving, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +29,12 @@ def busy() -> Iterator[Served]:
         askers = [threading.Thread(target=_keep_asking, args=(served, stop)) for _ in range(6)]
         for asker in askers:
             asker.start()
-        wait_until(lambda: served.app.state.pool._waiting["size"] == 4)
+        wait_until(lambda: served.app.state.pool.waiting["size"] == 4)
         yield served
         stop.set()
         served.app.state.pool.lanes["size"] = served.app.state.pool.lanes["plan"]
-        for worker in list(served.app.state.pool._alive):  # what still runs is of no interest
-            worker._process.kill()
+        for process in served.app.state.pool.processes:  # what still runs is of no interest
+            os.kill(process, signal.SIGKILL)
         for asker in askers:
             asker.join()
 
@@ -54,7 +59,7 @@ def test_health_answers_at_once(busy: Served) -> None:
 
 def test_plans_are_answered_all_the_while(busy: Served) -> None:
     times = [seconds_of(lambda: busy.plan(model=LLAMA, gpu="H200").raise_for_status()) for _ in range(10)]
-    assert busy.app.state.pool._waiting["size"] == 4
+    assert busy.app.state.pool.waiting["size"] == 4
     assert statistics.median(times) < 1.0
 
 
@@ -72,13 +77,50 @@ def test_a_flood_of_plans_leaves_the_page_its_worker(busy: Served) -> None:
         thread.start()
     try:
         pool = busy.app.state.pool
-        wait_until(lambda: pool._waiting["plan"] >= 6)
+        wait_until(lambda: pool.waiting["plan"] >= 6)
         idle = []
         for _ in range(50):
-            idle.append(pool._idle.qsize())
+            idle.append(pool.idle)
             time.sleep(0.01)
         assert min(idle) >= 1
     finally:
         stop.set()
         for thread in floods:
             thread.join()
+
+
+def test_work_that_nobody_waits_for_any_more_is_stopped() -> None:
+    with serving(WebSettings(page=False, workers=1)) as served:
+        served.plan(model=LLAMA)
+        (before,) = served.app.state.pool.processes
+        with (
+            httpx.Client(base_url=served.client.base_url, timeout=0.5) as client,
+            pytest.raises(httpx.ReadTimeout),
+        ):
+            client.post("/api/v1/size", json=LONG)
+        wait_until(lambda: served.app.state.pool.waiting["size"] == 0, 10)
+        assert served.plan(model=LLAMA).status_code == 200
+        assert before not in served.app.state.pool.processes
+
+
+def test_a_short_job_whose_client_left_costs_no_worker() -> None:
+    with serving(WebSettings(page=False, workers=1)) as served:
+        served.plan(model=LLAMA)
+        before = served.app.state.pool.processes
+        with socket.create_connection(("127.0.0.1", served.port)) as wire:
+            body = json.dumps({"model": LLAMA}).encode()
+            head = f"POST /api/v1/plan HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            wire.sendall(head.encode() + b"\r\n\r\n" + body)
+        assert served.plan(model=LLAMA).status_code == 200
+        assert served.app.state.pool.processes == before
+
+
+def test_a_server_whose_workers_do_not_start_says_so_and_still_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "vllm_capacity.web.pool.command", lambda settings: [sys.executable, "-c", "raise SystemExit"]
+    )
+    begun = time.monotonic()
+    with serving(WebSettings(page=False, workers=2, wait_seconds=1)) as served:
+        assert served.get("/healthz").json()["workers"] == 0
+        problem(served.plan(model=LLAMA), 503, "busy")
+    assert time.monotonic() - begun < 15

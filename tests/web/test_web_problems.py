@@ -300,11 +300,8 @@ def test_a_body_beyond_the_limit_is_refused_whether_or_not_its_length_is_announc
     limit = settings.log_body_bytes if path.endswith("explain") else settings.json_body_bytes
     headers = {"content-type": "text/plain" if path.endswith("explain") else "application/json"}
     with httpx.Client(base_url=server.client.base_url, timeout=60) as client:
-        try:
-            body = (b"a" * 65536 for _ in range(limit // 65536 + 2)) if chunked else b"a" * (limit + 1)
-            answer = client.post(path, content=body, headers=headers)
-        except httpx.TransportError:
-            pytest.skip("the connection closed before the client had sent all")  # see the raw test below
+        body = (b"a" * 65536 for _ in range(limit // 65536 + 2)) if chunked else b"a" * (limit + 1)
+        answer = client.post(path, content=body, headers=headers)
     assert problem(answer, 413, "too-large")["limit"] == limit
 
 
@@ -358,7 +355,7 @@ def test_more_requests_than_may_wait_are_told_to_come_back() -> None:
         served.plan(model=LLAMA)  # the workers are there
         first = threading.Thread(target=served.post, args=("/api/v1/size", LONG))
         first.start()
-        wait_until(lambda: served.app.state.pool._waiting["size"] == 1)
+        wait_until(lambda: served.app.state.pool.waiting["size"] == 1)
         with httpx.Client(base_url=served.client.base_url, timeout=60) as client:
             answer = client.post("/api/v1/size", json=LONG)
         problem(answer, 503, "busy")
@@ -369,12 +366,12 @@ def test_more_requests_than_may_wait_are_told_to_come_back() -> None:
 def test_a_worker_that_dies_costs_one_answer_and_no_more() -> None:
     with serving(WebSettings(page=False, workers=1)) as served:
         assert served.plan(model=LLAMA).status_code == 200
-        (worker,) = served.app.state.pool._alive
+        (process,) = served.app.state.pool.processes
         answers: list[httpx.Response] = []
         asking = threading.Thread(target=lambda: answers.append(served.post("/api/v1/size", LONG)))
         asking.start()
-        wait_until(lambda: served.app.state.pool._idle.empty())
-        os.kill(worker._process.pid, signal.SIGKILL)
+        wait_until(lambda: served.app.state.pool.idle == 0)
+        os.kill(process, signal.SIGKILL)
         asking.join()
         problem(answers[0], 500, "unexpected")
         assert served.plan(model=LLAMA).status_code == 200
