@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_capacity.architecture.modules import StateSpace
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.attention_buffers import aligned_blocks
-from vllm_capacity.units import DTYPE_BYTES
+from vllm_capacity.units import DTYPE_BYTES, cdiv
 
 BUFFERS = Component.RUNNER_BUFFERS
 
@@ -32,10 +33,12 @@ def _query_length(ctx: RankContext) -> int:
 def _v2(ctx: RankContext) -> Iterator[MemoryTerm]:
     engine, architecture = ctx.engine, ctx.architecture
     sequences, tokens, vocab = engine.max_num_seqs, engine.max_num_batched_tokens, architecture.vocab_size
+    limited = int(ctx.release.has("load_max_split_size"))
     yield term(
         "input_buffers",
         BUFFERS,
-        "tokens * 13 + 3 * 4 * (sequences + 1) + sequences * (8 + 4 + 8 * drafts)",
+        "block(4 * tokens) + block(8 * tokens) + block(tokens) + block(4 * (sequences + 1)) + 5 * block(4 * sequences)"
+        " + block(8 * sequences) + block(8 * drafts * sequences)",
         lifetime=Lifetime.RUNNER_INIT,
         source="v1/worker/gpu/input_batch.py: InputBuffers; v1/worker/gpu/states.py: RequestState",
         tokens=tokens,
@@ -79,26 +82,28 @@ def _v2(ctx: RankContext) -> Iterator[MemoryTerm]:
         yield term(
             "penalty_counts",
             BUFFERS,
-            "4 * sequences * vocab",
+            "block(4 * sequences * vocab, limited)",
             lifetime=Lifetime.RUNNER_INIT,
             source="v1/worker/gpu/sample/penalties.py: PenaltiesState.output_bin_counts",
             note="allocated whether or not a request uses penalties; --max-num-seqs scales it",
             sequences=sequences,
             vocab=vocab,
+            limited=limited,
         )
         yield term(
             "prompt_mask",
             BUFFERS,
-            "4 * sequences * cdiv(vocab, 32)",
+            "block(4 * sequences * cdiv(vocab, 32), limited)",
             lifetime=Lifetime.RUNNER_INIT,
             source="v1/worker/gpu/sample/penalties.py: PenaltiesState.prompt_bin_mask",
             sequences=sequences,
             vocab=vocab,
+            limited=limited,
         )
         yield term(
             "sampler_state",
             BUFFERS,
-            "4 * sequences * (1024 + 129 + 1024 + 1024 + 1024 + 128 + 128)",
+            "4 * block(4096 * sequences) + block(516 * sequences) + 2 * block(512 * sequences)",
             lifetime=Lifetime.RUNNER_INIT,
             source="v1/worker/gpu/sample: bad_words.py, logit_bias.py, logprob.py",
             sequences=sequences,
@@ -106,13 +111,49 @@ def _v2(ctx: RankContext) -> Iterator[MemoryTerm]:
         yield term(
             "grammar_bitmask",
             BUFFERS,
-            "4 * sequences * query * (cdiv(vocab, 32) + 1)",
+            "block(4 * sequences * query * cdiv(vocab, 32), limited) + block(4 * sequences * query)",
             lifetime=Lifetime.RUNNER_INIT,
             source="v1/worker/gpu/structured_outputs.py: StructuredOutputsWorker",
             sequences=sequences,
             query=_query_length(ctx),
             vocab=vocab,
+            limited=limited,
         )
+        yield from _mamba_states(ctx)
+
+
+def _mamba_states(ctx: RankContext) -> Iterator[MemoryTerm]:
+    """Accepted tokens per sequence of models with state-space layers, and three more indices where prefix caching aligns
+    states to blocks.
+    """
+    if not any(isinstance(mixer, StateSpace) for group, _ in ctx.layers for mixer in group.mixers):
+        return
+    aligned = ctx.engine.mamba_cache_mode == "align"
+    yield term(
+        "mamba_indices",
+        BUFFERS,
+        "tensors * block(4 * sequences)",
+        lifetime=Lifetime.RUNNER_INIT,
+        source="v1/worker/gpu/model_states/mamba_hybrid.py: MambaHybridModelState.__init__",
+        tensors=4 if aligned else 1,
+        sequences=ctx.engine.max_num_seqs,
+    )
+
+
+def sampler_tensors(ctx: RankContext) -> tuple[int, ...]:
+    """Bytes of the tensors that runner V2 allocates while the model is loaded, after the weights and in order.
+
+    Source: v1/worker/gpu/model_runner.py: load_model; v1/worker/gpu/sample/sampler.py: Sampler.__init__ (0.27.0 to 0.33.0).
+    """
+    engine = ctx.engine
+    if engine.model_runner != "V2" or not ctx.is_last_stage or ctx.architecture.runner_type != "generate":
+        return ()
+    sequences, vocab = engine.max_num_seqs, ctx.architecture.vocab_size
+    mask = 4 * cdiv(vocab, 32)
+    biases = (4096 * sequences, 4096 * sequences, 4096 * sequences, 512 * sequences)
+    words = (4096 * sequences, 516 * sequences)
+    rows = sequences * _query_length(ctx)
+    return (mask * sequences, 4 * vocab * sequences, *biases, *words, 512 * sequences, 4 * rows, mask * rows)
 
 
 def _v1(ctx: RankContext) -> Iterator[MemoryTerm]:
