@@ -16,6 +16,7 @@ from vllm_capacity.frozen import dataclass
 MAX_TEXT = 1 << 20
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_REDIRECTION = re.compile(r"(?:\d|&)?(?:>>?|<)(?:&\d|\s*[^\s;|&]+)?")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
 _SEPARATORS = ";&|\n"
 _PROMPTS = ("$ ", "# ", "> ", "% ", "!")
@@ -100,8 +101,8 @@ def _commands(text: str) -> list[list[tuple[str, bool]]]:
         elif char in _SEPARATORS:
             commands.append([])
             position += 1
-        elif match := re.match(r"(?:\d|&)?(?:>>?|<)(?:&\d|\s*[^\s;|&]+)?", text[position:]):
-            position += match.end()
+        elif match := _REDIRECTION.match(text, position):
+            position = match.end()
         else:
             word, literal, position = _word(text, position)
             commands[-1].append((word, literal))
