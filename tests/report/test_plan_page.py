@@ -147,6 +147,30 @@ def test_bars_are_as_wide_as_their_bytes(case: str):
 
 
 @EVERY
+def test_the_table_beside_the_bars_says_the_same(case: str):
+    """What lives on a device, by component; host memory and what only single requests need left out."""
+    plan = planned(case)
+    rows = {row[0]: row[1:] for row in page(case).table("Memory by component")[1:]}
+    for component in Component:
+        per_rank = [
+            sum(
+                term.n_bytes
+                for term in rank.terms
+                if term.component is component
+                and term.allocator is not Allocator.HOST
+                and term.lifetime is not Lifetime.RUNTIME
+            )
+            for rank in plan.ranks
+        ]
+        if not any(per_rank):
+            assert name_of(component) not in rows
+            continue
+        shown = [cell.partition(" GiB")[0] for cell in rows[name_of(component)] if " GiB" in cell]
+        large = {f"{n_bytes / 2**30:,.2f}" for n_bytes in per_rank if n_bytes >= 2**30 / 10}
+        assert large <= set(shown), component
+
+
+@EVERY
 def test_the_curve_is_drawn_and_written_point_by_point(case: str):
     points = curve(case)
     drawn = [p for p in points if p.max_concurrency > 0]
