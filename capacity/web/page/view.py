@@ -201,6 +201,9 @@ class View:
             await asyncio.wait([self._flight])
         asked = self._work("page_plan", {"opened": sorted(self._plan.opened)}, _body(state))
         self._flight = asyncio.ensure_future(asked)
+        self._flight.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # nobody may wait for it any more
         return await asyncio.shield(self._flight)
 
     def _show_link(self) -> None:

@@ -50,10 +50,27 @@ def site(browser: Any) -> Iterator[str]:
         assert "Traceback" not in program.said(), program.said()
 
 
+@pytest.fixture(scope="package")
+def profile(browser: Any) -> Iterator[Any]:
+    """A browser profile: tabs share its cache, as they do for a user."""
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    yield context
+    context.close()
+
+
 @pytest.fixture
-def visit(browser: Any, site: str) -> Iterator[Visitor]:
-    """A visitor with a browser profile of its own, who notes everything that goes wrong or out."""
-    visitor = Visitor(browser, site)
+def visit(profile: Any, site: str) -> Iterator[Visitor]:
+    """A visitor with a tab of their own, which notes everything that goes wrong or out."""
+    visitor = Visitor(profile, site)
+    yield visitor
+    visitor.leave()
+
+
+@pytest.fixture(scope="module")
+def staying(profile: Any, site: str) -> Iterator[Visitor]:
+    """One visitor for all tests of a module, on the page from the start."""
+    visitor = Visitor(profile, site)
+    visitor.open()
     yield visitor
     visitor.leave()
 

@@ -17,32 +17,33 @@ from web.browser.visiting import Visitor
         ("flags", "--max-num-sqs 3", "did you mean --max-num-seqs?"),
     ],
 )
-def test_one_line_at_the_field_and_the_page_goes_on(visit: Visitor, field: str, text: str, words: str):
-    page = visit.open()
-    visit.verdict("It starts")
-    before = visit.field(field).input_value()
-    visit.type(field, text)
-    visit.verdict("No answer yet")
-    assert words in visit.problem(field)
-    assert visit.field(field).get_attribute("aria-invalid") == "true"
+def test_one_line_at_the_field_and_the_page_goes_on(staying: Visitor, field: str, text: str, words: str):
+    page = staying.page
+    staying.verdict("It starts")
+    before = staying.field(field).input_value()
+    staying.type(field, text)
+    staying.verdict("No answer yet")
+    assert words in staying.problem(field)
+    assert staying.field(field).get_attribute("aria-invalid") == "true"
     assert "Traceback" not in page.content()
-    visit.field(field).fill(before)
-    visit.verdict("It starts")
-    assert visit.field(field).get_attribute("aria-invalid") == "false"
+    staying.field(field).fill(before)
+    staying.verdict("It starts")
+    assert staying.field(field).get_attribute("aria-invalid") == "false"
     assert page.locator(".q-field--error").count() == 0
 
 
 @pytest.mark.parametrize("config", ["{", "[1, 2]", '{"architectures": ["NoSuchModel"]}', "{}", "x" * 3000])
-def test_a_bad_config_gives_one_line_and_the_page_goes_on(visit: Visitor, config: str):
-    page = visit.open()
+def test_a_bad_config_gives_one_line_and_the_page_goes_on(staying: Visitor, config: str):
+    page = staying.page
     page.get_by_role("button", name="Paste config.json").click()
-    visit.field("config").fill(config)
+    staying.field("config").fill(config)
     page.locator(".q-field:has([data-field=config]) [role=alert]").wait_for()
-    visit.verdict("No answer yet")
-    assert "\n" not in visit.problem("config").strip()
+    staying.verdict("No answer yet")
+    assert "\n" not in staying.problem("config").strip()
     assert "Traceback" not in page.content()
+    staying.field("config").fill("")
     page.get_by_role("button", name="By name").click()
-    visit.verdict("It starts")
+    staying.verdict("It starts")
 
 
 def test_a_model_that_nobody_knows_is_named_with_those_that_are_close(visit: Visitor):

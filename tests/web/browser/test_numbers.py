@@ -50,11 +50,10 @@ def from_the_command_line(case: tuple[str, str, int]) -> dict[str, object]:
 def test_ten_models_have_the_same_numbers_everywhere(visit: Visitor):
     with ThreadPoolExecutor(2) as threads:
         printed = list(threads.map(from_the_command_line, TEN))
-    visit.open()
     for (model, gpu, tp), document in zip(TEN, printed, strict=True):
         made = plan(model, gpu=gpu, tensor_parallel_size=tp, vllm_version=RELEASE, suggestions=False)
         assert isinstance(made, Plan), model
-        visit.go(f"?model={model}&gpu={gpu}&tp={tp}&vllm={RELEASE}")
+        visit.open(f"?model={model}&gpu={gpu}&tp={tp}&vllm={RELEASE}")
         visit.verdict(model)
         rank = min(document["ranks"], key=lambda rank: rank["num_blocks_own"])  # type: ignore[attr-defined]
         library = {

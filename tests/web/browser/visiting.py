@@ -10,57 +10,52 @@ ANSWER_MS = 15_000
 
 
 class Visitor:
-    """One browser profile on one page. `outbound` are requests to elsewhere, `errors` what the browser complained about."""
+    """One tab of a browser profile. `outbound` are requests to elsewhere, `errors` what the browser complained about."""
 
-    def __init__(self, browser: Any, site: str) -> None:
+    def __init__(self, profile: Any, site: str) -> None:
         self.site = site
-        self._browser = browser
-        self._context: Any = None
-        self.page: Any = None
         self.outbound: list[str] = []
         self.errors: list[str] = []
+        self.page: Any = self._watched(profile.new_page())
+        self._apart: Any = None
 
     def open(self, query: str = "", *, width: int = 1280, height: int = 900, dark: bool = False) -> Any:
-        """The page at an address, answered."""
-        self._enter(width, height, dark)
+        """The page at an address."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(color_scheme="dark" if dark else "light", reduced_motion="reduce")
         self.page.goto(f"{self.site}/{query}")
         self.page.locator(".vc-header").wait_for()
         return self.page
 
-    def go(self, query: str) -> None:
-        """Another address in the same profile: what is cached stays."""
-        self.page.goto(f"{self.site}/{query}")
-
     def open_file(self, path: str, *, for_axe: bool = False) -> Any:
-        """A file on disk, with every way to the network closed. `for_axe` lets a script be added to a page that allows none."""
-        self._enter(1280, 900, False, bypass_csp=for_axe)
-        self._context.set_offline(True)
-        self._context.route(re.compile("^https?:"), lambda route: route.abort())
-        self.page.goto(f"file://{path}")
-        return self.page
+        """A file on disk in a profile of its own, with every way to the network closed.
 
-    def _enter(self, width: int, height: int, dark: bool, *, bypass_csp: bool = False) -> None:
-        self.leave()
-        self._context = self._browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light",
-            permissions=["clipboard-read", "clipboard-write"], reduced_motion="reduce", bypass_csp=bypass_csp,
-        )  # fmt: skip
-        self._context.set_default_timeout(ANSWER_MS)
-        self.page = self._context.new_page()
-        self.page.on("request", self._note_request)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        `for_axe` lets a script be added to a page that allows none.
+        """
+        if self._apart is not None:
+            self._apart.close()
+        self._apart = self.page.context.browser.new_context(bypass_csp=for_axe, offline=True)
+        self._apart.route(re.compile("^https?:"), lambda route: route.abort())
+        page = self._watched(self._apart.new_page())
+        page.goto(f"file://{path}")
+        return page
+
+    def _watched(self, page: Any) -> Any:
+        page.set_default_timeout(ANSWER_MS)
+        page.on("request", self._note_request)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        return page
 
     def _note_request(self, request: Any) -> None:
-        if not request.url.startswith(
-            (self.site + "/", "data:", "blob:", "file:", self.site.replace("http", "ws"))
-        ):
+        own = (f"{self.site}/", "data:", "blob:", "file:", self.site.replace("http", "ws"))
+        if not request.url.startswith(own):
             self.outbound.append(request.url)
 
     def leave(self) -> None:
-        if self._context is not None:
-            self._context.close()
-            self._context = None
+        self.page.close()
+        if self._apart is not None:
+            self._apart.close()
 
     # -- the form -----------------------------------------------------------------------------------------------
 
