@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from vllm_capacity.frozen import dataclass
-from vllm_capacity.units import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,3 @@ class Device:
     def sm(self) -> int:
         """Compute capability as one number: 90 for Hopper."""
         return self.compute_capability[0] * 10 + self.compute_capability[1]
-
-    @property
-    def nvml_total_gib(self) -> float:
-        return self.nvml_total_bytes / GIB

@@ -136,12 +136,3 @@ def term(
         name, component, allocator, lifetime, n_bytes,
         n_bytes if low is None else low, n_bytes if high is None else high, formula, values, source, note,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class RankLedger:
-    """All terms of one rank. `ranks` are the global ranks that hold exactly these terms (equal ranks counted once)."""
-
-    tp_rank: int
-    pp_rank: int
-    terms: tuple[MemoryTerm, ...]

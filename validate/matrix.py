@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -251,11 +251,3 @@ def seconds_left(requests: Sequence[RunRequest], records: Sequence[RunRecord], l
     """A guess of how long the runs still take on so many GPUs."""
     total = sum(expected_seconds(r, records) * r.gpus for r in requests if not settled(r, records))
     return total / max(lanes, 1)
-
-
-def by_status(records: Sequence[RunRecord]) -> Mapping[str, int]:
-    """How many records have which status."""
-    counts: dict[str, int] = {}
-    for record in records:
-        counts[record.status.value] = counts.get(record.status.value, 0) + 1
-    return counts

@@ -46,14 +46,6 @@ Predict = Callable[[RunRecord, Calibration], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """One refined entry. `equations` is how many observations determine it."""
-
-    measurement: Measurement
-    equations: int
-
-
-@dataclass(frozen=True, slots=True)
 class Refinement:
     """What a refit found. Errors are bytes, absolute."""
 

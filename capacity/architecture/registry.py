@@ -347,11 +347,6 @@ def _converted(name: str, config: ModelConfig, release: Release) -> Architecture
     return None
 
 
-def modelled_architectures() -> tuple[str, ...]:
-    """Names that `build_architecture` knows, sorted."""
-    return tuple(sorted(ROWS))
-
-
 def _builder(path: str) -> Builder:
     module, function = path.split(":")
     return cast(Builder, getattr(import_module(f"vllm_capacity.architecture.{module}"), function))

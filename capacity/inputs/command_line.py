@@ -93,13 +93,6 @@ def parse_flags(words: Sequence[str], *, release: Release, read_files: bool = Tr
     return _parse(tuple(words), release, [], serve=False, read_files=read_files)
 
 
-def unmodelled_flags(args: EngineArgs, release: Release) -> tuple[Flag, ...]:
-    """The flags of `args` whose effect on memory is left out of a plan."""
-    known = flags_for(release)
-    given = [n for n in args.others if args.others[n] not in (None, False)]
-    return tuple(known[n] for n in given if n in known and known[n].effect == "unmodelled")
-
-
 # -- finding vLLM's part -------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,6 @@ vLLM (transformers_utils/config.py and model_arch_config_convertor.py, 0.26.0).
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -328,11 +327,6 @@ def _merge(base: Mapping[str, Any], updates: Mapping[str, Any]) -> dict[str, Any
             _merge(nested, value) if isinstance(value, Mapping) and isinstance(nested, Mapping) else value
         )
     return result
-
-
-def finite(value: Any) -> bool:
-    """False for infinities and NaN."""
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 # -- small pieces --------------------------------------------------------------------------------------------

@@ -57,9 +57,6 @@ class CheckpointHeaders:
     def n_elements(self) -> int:
         return sum(tensor.n_elements for tensor in self.tensors)
 
-    def by_name(self) -> dict[str, TensorInfo]:
-        return {tensor.name: tensor for tensor in self.tensors}
-
 
 Progress = Callable[[int, int], None]
 """Called with (shards read, shards in all)."""

@@ -110,10 +110,6 @@ class KVCachePlan:
         limits = self.limits.at(tokens)
         return blocks_per_request(self.stages[0].groups, limits, self.release) if self.stages else 0
 
-    def raise_if_refused(self) -> None:
-        if self.refusal is not None:
-            raise RefusedError(self.refusal.reason, self.refusal.message)
-
 
 def request_limits(engine: EngineConfig, release: Release, *, encoder_tokens: int = 0) -> RequestLimits:
     """What one request may hold under this configuration and release."""
@@ -131,19 +127,6 @@ def request_limits(engine: EngineConfig, release: Release, *, encoder_tokens: in
         mamba_all_adds_speculative=release.has("mamba_all_speculative_blocks"),
         encoder_tokens=encoder_tokens,
     )
-
-
-def plan_kv_cache(
-    layers: KVLayers,
-    available_bytes: Sequence[int],
-    engine: EngineConfig,
-    release: Release,
-    *,
-    stages: Sequence[tuple[int, int]] = (),
-    groups: tuple[KVCacheGroup, ...] | None = None,
-) -> KVCachePlan:
-    """The plan for `available_bytes[s]` bytes of KV memory per rank on pipeline stage s; as `kv_pool` and `fill`."""
-    return fill(kv_pool(layers, engine, release, stages=stages, groups=groups), available_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

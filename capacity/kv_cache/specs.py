@@ -474,16 +474,3 @@ class KVLayers:
     @property
     def block_outermost(self) -> bool:
         return self.layout.startswith("B")
-
-
-def kv_layers_from_specs(specs: list[KVCacheSpec], block_size: int, *, layout: str = "LBNHC") -> KVLayers:
-    """One spec per decoder layer, in order, as `KVLayers`."""
-    runs: dict[KVCacheSpec, list[int]] = {}
-    for key, spec in enumerate(specs):
-        runs.setdefault(spec, []).append(key)
-    return KVLayers(
-        runs=tuple(LayerRun(spec, tuple(keys)) for spec, keys in runs.items()),
-        layer_index=tuple(range(len(specs))),
-        block_size=block_size,
-        layout=layout,
-    )

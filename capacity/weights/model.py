@@ -54,7 +54,8 @@ class Section:
     1).
 
     `transient_bytes` is the largest need of one module's post-load processing; `dropped` are tensors that
-    vLLM allocates in this section and frees before loading ends.
+    vLLM allocates in this section and frees before loading ends; `repacking` is what that processing allocates and frees
+    in one layer (see `LayerTensors`).
     """
 
     groups: tuple[ParameterGroup, ...]
@@ -63,6 +64,7 @@ class Section:
     layer_indices: tuple[int, ...] = ()
     transient_bytes: int = 0
     dropped: tuple[ParameterGroup, ...] = ()
+    repacking: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,10 +102,6 @@ class RankWeights:
     @property
     def built_bytes(self) -> int:
         return sum(group.n_bytes for group in self.built)
-
-    @property
-    def buffer_bytes(self) -> int:
-        return sum(group.n_bytes for group in self.groups if group.buffer)
 
     @property
     def parameters_on_rank(self) -> int:
@@ -211,6 +209,15 @@ _METHODS: dict[tuple[Any, ...], QuantisationMethod] = {}
 """Methods by what they depend on: one object for equal inputs, so that equal plans share their tensors."""
 
 
+def _replacing(tensors: LayerTensors) -> list[tuple[str, int]]:
+    """All new tensors, then the built ones that they replace: where nothing closer is known."""
+    if tensors.built is None:
+        return []
+    new = [t for t in tensors.stored if t not in tensors.built]
+    gone = [t for t in tensors.built if t not in tensors.stored]
+    return [*((f"{t.name} again", t.n_bytes) for t in new), *((t.name, 0) for t in gone)]
+
+
 class _Builder:
     def __init__(
         self,
@@ -294,7 +301,7 @@ class _Builder:
         """Groups of a section; `copies[i]` equal copies of module i (1 each unless given)."""
         groups: list[ParameterGroup] = []
         built: list[ParameterGroup] = []
-        transient, same = 0, True
+        transient, same, steps = 0, True, []
         for i, (name, tensors) in enumerate(modules):
             many = count if copies is None else count * copies[i]
             mine = [_group(name, tensor, many) for tensor in tensors.stored]
@@ -305,8 +312,14 @@ class _Builder:
                 same = False
                 built += [_group(name, tensor, many) for tensor in tensors.built]
             transient = max(transient, tensors.transient_bytes)
+            steps += [
+                (_full_name(name, step), n_bytes)
+                for step, n_bytes in tensors.repacking or _replacing(tensors)
+            ]
         stored = tuple(groups)
-        return Section(stored, stored if same else tuple(built), count, indices, transient)
+        return Section(
+            stored, stored if same else tuple(built), count, indices, transient, repacking=tuple(steps)
+        )
 
     def _tensors(self, module: Module, prefix: str) -> LayerTensors:
         """A module's tensors on this rank, by the quantisation method where it applies."""
@@ -420,8 +433,12 @@ def _loaded_kv_scales(release: Release, dtype: str) -> LayerTensors:
     return LayerTensors(stored, stored + built)
 
 
+def _full_name(module: str, tensor: str) -> str:
+    return f"{module}.{tensor}" if tensor else module
+
+
 def _group(module: str, tensor: Stored, count: int) -> ParameterGroup:
-    name = f"{module}.{tensor.name}" if tensor.name else module
+    name = _full_name(module, tensor.name)
     role = "quantisation_scales" if tensor.scale else role_of(module)
     return ParameterGroup(
         role, name, tensor.shape, tensor.dtype, count, prod(tensor.shape) * DTYPE_BYTES[tensor.dtype] * count,

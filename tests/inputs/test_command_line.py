@@ -16,7 +16,6 @@ from vllm_capacity.inputs.command_line import (
     parse_command_line,
     parse_flags,
     release_hint,
-    unmodelled_flags,
 )
 from vllm_capacity.releases import get_release
 
@@ -276,12 +275,6 @@ def test_flags_alone() -> None:
     }  # fmt: skip
     with pytest.raises(InputError, match="unrecognized argument"):
         parse_flags(["a/b"], release=R26)
-
-
-def test_unmodelled_flags_are_told() -> None:
-    for flag in unmodelled_flags(parse("vllm serve a/b --kv-transfer-config '{}' --port 1").args, R26):
-        assert flag.effect == "unmodelled"
-    assert unmodelled_flags(parse("vllm serve a/b --port 1").args, R26) == ()
 
 
 # -- there and back ------------------------------------------------------------------------------------------

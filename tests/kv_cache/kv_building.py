@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vllm_capacity.engine import EngineArgs, EngineConfig
-from vllm_capacity.kv_cache.planning import KVCachePlan, plan_kv_cache
-from vllm_capacity.kv_cache.specs import KVCacheSpec, KVLayers, kv_layers_from_specs
+from vllm_capacity.kv_cache.planning import KVCachePlan, fill, kv_pool
+from vllm_capacity.kv_cache.specs import KVCacheGroup, KVCacheSpec, KVLayers, LayerRun
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.releases import get_release
+from vllm_capacity.releases.release import Release
 
 GIB = 1 << 30
+
+
+def kv_layers_from_specs(specs: list[KVCacheSpec], block_size: int, *, layout: str = "LBNHC") -> KVLayers:
+    """One spec per decoder layer, in order, as `KVLayers`."""
+    runs: dict[KVCacheSpec, list[int]] = {}
+    for key, spec in enumerate(specs):
+        runs.setdefault(spec, []).append(key)
+    return KVLayers(
+        runs=tuple(LayerRun(spec, tuple(keys)) for spec, keys in runs.items()),
+        layer_index=tuple(range(len(specs))),
+        block_size=block_size,
+        layout=layout,
+    )
+
+
+def plan_kv_cache(
+    layers: KVLayers,
+    available_bytes: Sequence[int],
+    engine: EngineConfig,
+    release: Release,
+    *,
+    stages: Sequence[tuple[int, int]] = (),
+    groups: tuple[KVCacheGroup, ...] | None = None,
+) -> KVCachePlan:
+    """The plan for `available_bytes[s]` bytes of KV memory per rank on pipeline stage s; as `kv_pool` and `fill`."""
+    return fill(kv_pool(layers, engine, release, stages=stages, groups=groups), available_bytes)
 
 
 def engine(

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_building import plan
+from kv_building import kv_layers_from_specs, plan
 from vllm_capacity.kv_cache import specs as kv_specs
-from vllm_capacity.kv_cache.specs import KVCacheSpec, KVQuantMode, kv_layers_from_specs
+from vllm_capacity.kv_cache.specs import KVCacheSpec, KVQuantMode
 
 CASES = [
     json.loads(line)

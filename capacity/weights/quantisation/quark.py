@@ -53,8 +53,6 @@ class Quark(QuantisationMethod):
         default = block.get("global_quant_config")
         if not isinstance(layers, Mapping) or not isinstance(default, Mapping):
             raise InputError(f"{model}: a Quark block needs 'layer_quant_config' and 'global_quant_config'")
-        groups = block["export"].get("kv_cache_group") or ()
-        self.has_kv = bool(groups)
         self.layers = {name: value for name, value in layers.items() if isinstance(value, Mapping)}
         self.default = default
 
