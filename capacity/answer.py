@@ -49,8 +49,7 @@ class RankPlan:
     load_transient_bytes: int
     """Most bytes above the loaded weights while loading and repacking."""
     activation_warm_bytes: int
-    """Activation peak with a warm compile cache, derived: no recorded start found its compiled code in the cache. Equals the
-    cold one where compiling does not set the peak."""
+    """Activation peak of a start that finds its compiled code in the cache; the cold one where compiling sets no peak."""
     graph_actual_bytes: int
     device_used_bytes: int
     """In use on the device once the server is up, as nvidia-smi shows it (without other processes' share)."""
@@ -127,6 +126,8 @@ class Plan:
     host: HostNeeds
     coverage: Coverage
     warnings: tuple[str, ...] = ()
+    kv_cache_warm: KVCachePlan | None = None
+    """What a second start gets, with a warm compile cache; None where that is the same."""
 
     @property
     def starts(self) -> bool:

@@ -129,6 +129,7 @@ def _plan(
         concurrency=concurrency,
     )
     counted = [(len(kind.ranks), kind.terms) for kind in kinds]
+    warm = any(_freed_when_warm(kind) for kind in kinds) and engine.kv_cache_memory_bytes is None
     return Plan(
         config=given,
         architecture=architecture,
@@ -143,6 +144,7 @@ def _plan(
         verdict=verdict,
         host=host_needs(config, engine, counted, lambda: _parameter_bytes(kinds[0].context)),
         coverage=coverage(kinds[0].context),
+        kv_cache_warm=_kv_cache(pool, kinds, _AVAILABLE, warm=True, in_words=False) if warm else None,
         warnings=(
             *warnings,
             *unmodelled_warnings(args, release),
@@ -272,16 +274,24 @@ def _estimates_graphs(engine: EngineConfig, release: Release) -> bool:
 _AVAILABLE, _LOW, _HIGH = "available_kv_bytes", "available_low", "available_high"
 
 
-def _kv_cache(pool: KVPool, kinds: Sequence[_RankKind], which: str, *, in_words: bool = True) -> KVCachePlan:
-    """The KV cache of the whole engine from what each stage's fullest rank has left."""
+def _kv_cache(
+    pool: KVPool, kinds: Sequence[_RankKind], which: str, *, in_words: bool = True, warm: bool = False
+) -> KVCachePlan:
+    """The KV cache of the whole engine from what each stage's fullest rank has left, at a first or a `warm` start."""
+    left = [
+        (kind.context.pp_rank, getattr(kind.budget, which) + (_freed_when_warm(kind) if warm else 0))
+        for kind in kinds
+    ]
     return fill(
         pool,
-        [
-            min([getattr(kind.budget, which) for kind in kinds if kind.context.pp_rank == stage])
-            for stage in range(len(pool.per_stage))
-        ],
+        [min([n for at, n in left if at == stage]) for stage in range(len(pool.per_stage))],
         in_words=in_words,
     )
+
+
+def _freed_when_warm(kind: _RankKind) -> int:
+    """What the profile run needs less when it finds its kernels in the compile cache."""
+    return kind.activation.n_bytes - kind.activation.warm_bytes
 
 
 def _rank_plan(kind: _RankKind, kv_cache: KVCachePlan, engine: EngineConfig) -> RankPlan:

@@ -164,7 +164,12 @@ def _record(record: RunRecord, name: str) -> Case:
     device = next((r.device for r in record.ranks if r.device), None) or {"name": "", "cuda_total_bytes": 0}
     flags = record.request.flags
     if not any(f.term == "available_kv" for f in figures) and not problem:
-        problem = f"{record.status.value} in {record.phase}, before the KV cache was sized"
+        given = flags.get("kv_cache_memory_bytes")
+        problem = (
+            f"the KV cache was given ({given:,} bytes), so vLLM measured nothing for it"
+            if given
+            else f"{record.status.value} in {record.phase}, before the KV cache was sized"
+        )
     return Case(
         name=name,
         model=record.request.model,

@@ -75,11 +75,15 @@ def graph_estimate(ctx: RankContext) -> MemoryTerm | None:
         return None
     found = _nodes(ctx, "graph_nodes_estimate")
     pool, count = _pool_values(ctx, first=True), graph_count(ctx)
-    fixed, halves = _pool_bytes(pool), half_layers(ctx)
+    halves = half_layers(ctx)
+    if ctx.engine.model_runner == "V1":
+        fixed, formula, values = _first_capture(ctx, pool)
+    else:
+        fixed, formula, values = _pool_bytes(pool), POOL, pool
     return term(
         "cuda_graph_estimate",
         Component.CUDA_GRAPHS,
-        f"{POOL} + captures * halves * node // 2",
+        f"{formula} + captures * halves * node // 2",
         allocator=Allocator.CUDA,
         lifetime=Lifetime.AFTER_PROFILE,
         source="v1/worker/gpu_model_runner.py: profile_cudagraph_memory (two captures per mode, scaled)",
@@ -89,8 +93,27 @@ def graph_estimate(ctx: RankContext) -> MemoryTerm | None:
         captures=count,
         halves=halves,
         node=found.n_bytes,
-        **pool,
+        **values,
     )
+
+
+def _first_capture(ctx: RankContext, pool: dict[str, int]) -> tuple[int, str, dict[str, int]]:
+    """Runner V1 counts the larger of the modes' first captures once, and further captures by the second of their mode.
+
+    Mixed batches come first, with the cuBLAS workspaces of the capture's streams; the decodes' first capture finds their
+    tensors' blocks free in the pool and adds its split-KV accumulators. Returns (bytes, formula, values).
+
+    Source: v1/worker/gpu_model_runner.py: profile_cudagraph_memory, `max(shared_memory_estimate.values())` (0.19.0 to
+    0.33.0).
+    """
+    everything, decode = _modes(ctx)
+    splits = _segment(pool["decode"] * pool["splits"] * pool["heads"] * 4) if pool["splits"] else 0
+    mixed = _segment(pool["largest"] * pool["live"] * pool["el"])
+    workspaces = pool["workspaces"] * pool["cublas"]
+    values = {"mixed": mixed, "workspaces": pool["workspaces"], "cublas": pool["cublas"], "splits": splits}
+    if everything and decode:
+        return max(mixed + workspaces, splits), "max(mixed + workspaces * cublas, splits)", values
+    return mixed + workspaces + splits, "mixed + workspaces * cublas + splits", values
 
 
 def cuda_graph_terms(ctx: RankContext) -> Iterator[MemoryTerm]:

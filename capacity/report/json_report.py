@@ -180,13 +180,15 @@ def _rank(rank: RankPlan) -> dict[str, Any]:
 
 
 def _kv_cache(plan: Plan) -> dict[str, Any]:
-    kv = plan.kv_cache
+    kv, warm = plan.kv_cache, plan.kv_cache_warm or plan.kv_cache
     return {
         "num_blocks": kv.num_blocks,
         "block_size": kv.block_size,
         "tokens": kv.tokens,
         "pool_tokens": kv.pool_tokens,
         "max_concurrency": kv.max_concurrency,
+        "second_start_num_blocks": warm.num_blocks,
+        "second_start_tokens": warm.tokens,
         "marginal_bytes_per_token": kv.marginal_bytes_per_token,
         "fixed_bytes_per_sequence": kv.fixed_bytes_per_sequence,
         "groups": [

@@ -90,6 +90,10 @@ class KvCache(_Strict):
     tokens: int = Field(description="As this release prints them.")
     pool_tokens: int = Field(description="Tokens that the usable blocks hold.")
     max_concurrency: float = Field(description="Requests of max_model_len tokens at once, unrounded.")
+    second_start_num_blocks: int = Field(
+        description="Blocks of a start that finds its kernels in the compile cache."
+    )
+    second_start_tokens: int = Field(description="Tokens of such a start.")
     marginal_bytes_per_token: int | float = Field(description="What one token more costs, per GPU.")
     fixed_bytes_per_sequence: int = Field(description="Windows at their cap and states, whatever the length.")
     groups: list[Group] = Field(description="KV cache groups, in vLLM's order.")

@@ -201,10 +201,10 @@ def _print_sums(plan: Plan, rank: RankPlan, console: Console) -> None:
             f"({gib(budget.available_low)} to {gib(budget.available_high)})",
             highlight=False,
         )
-    if rank.activation_warm_bytes != budget.totals[Account.ACTIVATION]:
+    if plan.kv_cache_warm is not None:
         console.print(
-            f"with a warm compile cache the activation peak is {gib(rank.activation_warm_bytes)}"
-            " (derived; no warm start is recorded)",
+            f"second start (warm compile cache): {plan.kv_cache_warm.tokens:,} tokens, "
+            f"activation peak {gib(rank.activation_warm_bytes)}",
             highlight=False,
         )
     console.print(
