@@ -140,6 +140,19 @@ def _mamba_states(ctx: RankContext) -> Iterator[MemoryTerm]:
     )
 
 
+def runner_tensors(ctx: RankContext) -> tuple[int, ...]:
+    """Bytes of the tensors that the runner allocates before the model is loaded, in order (sources: as the terms')."""
+    engine = ctx.engine
+    sequences, tokens = engine.max_num_seqs, engine.max_num_batched_tokens
+    if engine.model_runner == "V2":
+        row = 4 * sequences
+        drafts = (8 * engine.num_speculative_tokens * sequences,) if engine.num_speculative_tokens else ()
+        states = (row, row, 2 * row, *drafts, row)
+        return (*states, 4 * tokens, 8 * tokens, tokens, row + 4, row, row)
+    embeds = tokens * ctx.architecture.hidden_size * DTYPE_BYTES[engine.dtype]
+    return (4 * tokens, 8 * tokens, 8 * tokens, 8 * tokens, tokens, embeds, 48 * sequences, 24 * sequences)
+
+
 def sampler_tensors(ctx: RankContext) -> tuple[int, ...]:
     """Bytes of the tensors that runner V2 allocates while the model is loaded, after the weights and in order.
 
@@ -149,11 +162,22 @@ def sampler_tensors(ctx: RankContext) -> tuple[int, ...]:
     if engine.model_runner != "V2" or not ctx.is_last_stage or ctx.architecture.runner_type != "generate":
         return ()
     sequences, vocab = engine.max_num_seqs, ctx.architecture.vocab_size
+    states = next(_mamba_states(ctx), None)
+    indices = states.values["tensors"] * (4 * sequences,) if states else ()
     mask = 4 * cdiv(vocab, 32)
     biases = (4096 * sequences, 4096 * sequences, 4096 * sequences, 512 * sequences)
     words = (4096 * sequences, 516 * sequences)
     rows = sequences * _query_length(ctx)
-    return (mask * sequences, 4 * vocab * sequences, *biases, *words, 512 * sequences, 4 * rows, mask * rows)
+    return (
+        *indices,
+        mask * sequences,
+        4 * vocab * sequences,
+        *biases,
+        *words,
+        512 * sequences,
+        4 * rows,
+        mask * rows,
+    )
 
 
 def _v1(ctx: RankContext) -> Iterator[MemoryTerm]:

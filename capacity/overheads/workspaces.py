@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_capacity.activations.live import Sizes
 from vllm_capacity.activations.matmul import cublas_workspace
+from vllm_capacity.activations.sampler import flashinfer_rows, flashinfer_scratch
 from vllm_capacity.calibration import calibration, facts
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
+from vllm_capacity.overheads.runner_buffers import runner_tensors, sampler_tensors
 from vllm_capacity.overheads.terms import measured
 from vllm_capacity.units import MIB
+from vllm_capacity.weights.allocator import LOAD_MAX_SPLIT
+from vllm_capacity.weights.allocator_settings import allocator_settings
+from vllm_capacity.weights.imports import imported_tables
+from vllm_capacity.weights.model import method_of, rank_weights
+from vllm_capacity.weights.segments import pinned_bytes
 
 
 def workspace_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
@@ -32,18 +40,37 @@ def workspace_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     if ctx.release.has("cublas_before_snapshot"):
         yield cublas_workspace(ctx, Lifetime.BEFORE_SNAPSHOT)
     if ctx.release.has("consumed_accounting"):
-        found, split_limited = (
-            measured(ctx, "allocator_fragmentation"),
-            ctx.release.has("profile_max_split_size"),
-        )
-        yield term(
-            "allocator_fragmentation",
-            Component.UNEXPLAINED,
-            "0",
-            allocator=Allocator.TORCH,
-            lifetime=Lifetime.PROFILE_PERSISTENT,
-            source="utils/mem_utils.py: total_consumed (free memory before less after)",
-            high=64 * MIB if split_limited else found.high,
-            note="reserved segments that empty_cache cannot release count as consumed; not predicted; "
-            + ("blocks above 20 MiB are not split" if split_limited else found.origin),
-        )
+        yield _fragmentation(ctx)
+
+
+def _fragmentation(ctx: RankContext) -> MemoryTerm:
+    """Parts of segments that nothing is in and `empty_cache` cannot give back, because something is in the rest: consumed.
+
+    Simulated for loading (weights/segments.py), equal to the byte in the recorded starts of 0.33.0. What the profile run
+    adds where it may split large blocks (up to 0.30) is not predicted.
+    """
+    settings, release = allocator_settings(ctx.engine.environment), ctx.release
+    max_split = LOAD_MAX_SPLIT if release.has("load_max_split_size") else settings.max_split
+    before = (imported_tables(ctx), *runner_tensors(ctx)) if imported_tables(ctx) else runner_tensors(ctx)
+    left = tuple(t.n_bytes for t in (*flashinfer_scratch(ctx), *flashinfer_rows(ctx, Sizes.of(ctx))))
+    unused = 0
+    if not settings.expandable:
+        unused = pinned_bytes(rank_weights(ctx), before, sampler_tensors(ctx), left, max_split)
+    if not release.has("profile_max_split_size"):
+        found = measured(ctx, "allocator_fragmentation")
+        low, high, note = unused, max(unused, found.high), "the profile run may add more: " + found.origin
+    elif method_of(ctx).name == "unquantised":
+        low, high, note = unused, unused + 2 * MIB, "the profile run does not split blocks of 20 MiB and more"
+    else:
+        low, high, note = 0, unused + 64 * MIB, "repacking of quantised weights leaves segments partly used"
+    return term(
+        "allocator_fragmentation",
+        Component.RUNNER_BUFFERS,
+        "unused",
+        lifetime=Lifetime.RUNNER_INIT,
+        source="c10/cuda/CUDACachingAllocator.cpp: release_cached_blocks; utils/mem_utils.py: total_consumed",
+        low=low,
+        high=high,
+        note=note,
+        unused=unused,
+    )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Protocol
 
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.units import MIB, round_up
@@ -59,6 +60,10 @@ class CachingAllocator:
     def __init__(self, max_split: int | None, free: Iterable[int] = ()) -> None:
         self.max_split = max_split
         self.allocated = 0
+        self.reserved = 0
+        """Segments of the large pool so far."""
+        self.small = 0
+        """What of `allocated` is in the small pool."""
         self._free: list[tuple[int, int, _Block]] = []
         self._serial = 0
         for size in free:
@@ -73,8 +78,12 @@ class CachingAllocator:
         size = round_up(n_bytes, MIN_BLOCK)
         if size <= SMALL:
             self.allocated += size
+            self.small += size
             return _Block(size)
-        block = self._take_free(size) or _Block(_segment_size(size))
+        block = self._take_free(size)
+        if block is None:
+            block = _Block(_segment_size(size))
+            self.reserved += block.size
         rest = block.size - size
         splittable = self.max_split is None or size < self.max_split
         if splittable and rest > SMALL:
@@ -90,7 +99,12 @@ class CachingAllocator:
         """Returns a block; free neighbours of its segment merge with it."""
         self.allocated -= block.size
         if block.size <= SMALL:
+            self.small -= block.size
             return
+        self._merge(block)
+
+    def _merge(self, block: _Block) -> None:
+        """Puts a block back among the free ones, with the free neighbours of its segment."""
         following, previous = block.next, block.previous
         if following is not None and following.free:
             self._forget(following)
@@ -107,23 +121,20 @@ class CachingAllocator:
             block = previous
         self._release(block)
 
-    def build_rope(self, rope: RopeBuild) -> None:
-        """positions, frequencies, cos, sin and their concatenation in fp32; the copy is made while the last
-        lives.
-        """
-        positions = self.allocate(rope.rows * 4)
-        parts = [self.allocate(rope.half) for _ in range(3)]
-        whole = self.allocate(2 * rope.half)
-        for part in (*parts, positions):
-            self.free(part)
-        if rope.n_bytes == 2 * rope.half:
-            return  # an fp32 cache is the concatenation itself
-        self.allocate(rope.n_bytes)
-        self.free(whole)
-
     def state(self, smallest: int) -> tuple[int, ...]:
         """Sizes of the free blocks that a request of `smallest` bytes or more could use."""
         return tuple(size for size, _, _ in self._free if size >= smallest)
+
+    def empty_cache(self) -> None:
+        """Gives back segments that hold nothing."""
+        kept = [entry for entry in self._free if entry[2].previous is not None or entry[2].next is not None]
+        self.reserved -= sum(size for size, _, _ in self._free) - sum(size for size, _, _ in kept)
+        self._free = kept
+
+    @property
+    def unused(self) -> int:
+        """Bytes of the large pool that are reserved and in no tensor."""
+        return self.reserved - (self.allocated - self.small)
 
     def _take_free(self, size: int) -> _Block | None:
         """The smallest free block that fits and that `get_free_block` accepts."""
@@ -147,6 +158,51 @@ class CachingAllocator:
 
     def _forget(self, block: _Block) -> None:
         self._free = [entry for entry in self._free if entry[2] is not block]
+
+
+class Allocates(Protocol):
+    def allocate(self, n_bytes: int) -> _Block: ...
+
+    def free(self, block: _Block) -> None: ...
+
+
+def build_rope(pool: Allocates, rope: RopeBuild) -> None:
+    """positions, frequencies, cos, sin and their concatenation in fp32; the copy is made while the last lives."""
+    positions = pool.allocate(rope.rows * 4)
+    parts = [pool.allocate(rope.half) for _ in range(3)]
+    whole = pool.allocate(2 * rope.half)
+    for part in (*parts, positions):
+        pool.free(part)
+    if rope.n_bytes == 2 * rope.half:
+        return  # an fp32 cache is the concatenation itself
+    pool.allocate(rope.n_bytes)
+    pool.free(whole)
+
+
+class SmallPool(CachingAllocator):
+    """The pool of tensors up to 1 MiB: segments of 2 MiB, whose blocks are always split."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def allocate(self, n_bytes: int) -> _Block:
+        size = round_up(n_bytes, MIN_BLOCK)
+        block = self._take_free(size)
+        if block is None:
+            block = _Block(SEGMENT_MULTIPLE)
+            self.reserved += block.size
+        if block.size > size:
+            remaining = _Block(block.size - size, block, block.next)
+            if block.next is not None:
+                block.next.previous = remaining
+            block.next, block.size = remaining, size
+            self._release(remaining)
+        self.allocated += size
+        return block
+
+    def free(self, block: _Block) -> None:
+        self.allocated -= block.size
+        self._merge(block)
 
 
 def _segment_size(size: int) -> int:
@@ -186,7 +242,7 @@ def allocated_by_load(
     first = layers[order[0]][0] if order else LayerSizes((), 0)
     pool.allocate_all(first.sizes[: first.attention])
     for rope in ropes:
-        pool.build_rope(rope)
+        build_rope(pool, rope)
     pool.allocate_all(libraries)
     pool.allocate_all(first.sizes[first.attention :])
     tail = _Kind(after)

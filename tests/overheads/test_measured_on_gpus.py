@@ -114,15 +114,36 @@ def test_default_graphs_of_llama_take_a_gib() -> None:
     assert two.n_bytes == pytest.approx(102_760_448, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    ("release", "high"),
-    [("0.29.0", 1_450_000_000), ("0.31.0", 64 * MIB)],
-)
-def test_segments_that_stay_pinned_are_in_the_interval_until_blocks_are_no_longer_split(
-    release: str, high: int
-) -> None:
-    """1,298,000,000 bytes in the record of gpt-oss-20b; gpu_worker.py: _scoped_allocator_max_split since 0.31.0."""
-    found = plan("Qwen/Qwen3-8B", gpu="H200", vllm_version=release, suggestions=False)
+def fragmentation(model: str, release: str, **flags: Any) -> MemoryTerm:
+    """The term of that name on H200; flags as the recorded runs of 0.33.0 have them."""
+    shared = {"max_model_len": 32768, "max_num_batched_tokens": 8192, "max_num_seqs": 1024, "dtype": "bfloat16"}
+    found = plan(model, gpu="H200", vllm_version=release, suggestions=False, **{**shared, **flags})
     assert isinstance(found, Plan)
-    t = next(t for t in found.ranks[0].terms if t.name == "allocator_fragmentation")
-    assert (t.low, t.n_bytes, t.high) == (0, 0, high)
+    return next(t for t in found.ranks[0].terms if t.name == "allocator_fragmentation")
+
+
+def test_what_the_profile_run_pins_is_in_the_interval_until_blocks_are_no_longer_split() -> None:
+    """1,298,000,000 bytes in the record of gpt-oss-20b; gpu_worker.py: _scoped_allocator_max_split since 0.31.0."""
+    before, since = (fragmentation("Qwen/Qwen3-8B", release) for release in ("0.29.0", "0.31.0"))
+    assert before.high == 1_450_000_000
+    assert since.low == since.n_bytes == since.high - 2 * MIB
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "unused"),
+    [
+        ("meta-llama/Llama-3.1-8B", {}, 5_020_160),
+        ("Qwen/Qwen3-30B-A3B", {}, 8_120_832),
+        ("deepseek-ai/DeepSeek-V2-Lite", {}, 53_282_304),
+        ("openai/gpt-oss-20b", {}, 219_513_856),
+        ("Qwen/Qwen3-8B", {"max_num_batched_tokens": 2048, "max_num_seqs": 64}, 19_798_528),
+        ("ibm-granite/granite-4.0-h-tiny", {}, 143_265_280),
+    ],
+)
+def test_segments_that_loading_leaves_partly_used_are_simulated_to_the_byte(
+    model: str, flags: dict[str, int], unused: int
+) -> None:
+    """Reserved less allocated after the profile run in tests/data/records/h200_vllm_0.33.0.jsonl; one table of 512 bytes that
+    is made at an import is not known, and not there for gpt-oss.
+    """
+    assert fragmentation(model, "0.33.0", **flags).n_bytes - unused in (0, 512)

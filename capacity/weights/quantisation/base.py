@@ -44,12 +44,14 @@ class LayerTensors:
     """A layer's tensors: `stored` after loading, `built` as constructed (None: the same).
 
     `transient_bytes`: the most that `process_weights_after_loading` of this layer holds beyond what was there
-    before it.
+    before it. `repacking`: what it allocates and frees, in order, where that was read off the source.
     """
 
     stored: tuple[Stored, ...]
     built: tuple[Stored, ...] | None = None
     transient_bytes: int = 0
+    repacking: tuple[tuple[str, int], ...] = ()
+    """(name, bytes) of a tensor that is allocated, (name, 0) of one that is freed; built ones are there at first."""
 
     @property
     def as_built(self) -> tuple[Stored, ...]:

@@ -169,7 +169,11 @@ def _triton(
     # their size; beside them the padded scales and the biases in fp32
     padded = w13.count * w13.rows * round_up(w13.columns // BLOCK, pad) if pad == 4 else 0
     transient = 9 * swizzled[0].n_bytes + padded + sum(tensor.n_bytes for tensor in biases)
-    return LayerTensors(tuple(stored), tuple(built), transient)
+    steps = [(f"{bias.name} fp32", bias.n_bytes) for bias in biases]
+    for matrix, (values, scales) in ((w13, swizzled[:2]), (w2, swizzled[2:])):
+        steps += matrix.swizzling(pad, values.n_bytes, scales.n_bytes)
+    steps += [(tensor.name, 0) for tensor in built if tensor not in stored]
+    return LayerTensors(tuple(stored), tuple(built), transient, tuple(steps))
 
 
 def check_swizzle(rows: int, inputs: int) -> None:
@@ -218,6 +222,19 @@ class _Matrix:
                 scale=True,
             ),
         )
+
+    def swizzling(self, group_multiple: int, values: int, scales: int) -> list[tuple[str, int]]:
+        """What `_swizzle_mxfp4` allocates and frees: the scales are padded in their groups, copied, transposed, padded in
+        their rows and permuted. The permuted words of the values have blocks of their own, which are all given back.
+
+        Source: HopperMXScaleLayout.swizzle_data, layout_details/hopper_scale.py (0.33.0).
+        """
+        name, padded = self.name, self.count * self.rows * round_up(self.columns // BLOCK, group_multiple)
+        return [
+            (f"{name} padded", padded), (f"{name} values", values), (f"{name} copy", padded),
+            (f"{name} transposed", padded), (f"{name} copy", 0), (f"{name} rows", scales), (f"{name} transposed", 0),
+            (f"{name} scales", scales), (f"{name} rows", 0), (f"{name} padded", 0),
+        ]  # fmt: skip
 
     def swizzled(self, group_multiple: int, *, padded_values: bool) -> tuple[Stored, Stored]:
         values = (
