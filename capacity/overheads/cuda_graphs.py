@@ -25,6 +25,7 @@ from vllm_capacity.architecture.modules import (
 from vllm_capacity.calibration import Measurement, calibration, facts
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
+from vllm_capacity.overheads.shared_pool_graphs import Shapes, estimate_term, shared_pool_terms
 from vllm_capacity.overheads.terms import measured, nothing
 from vllm_capacity.units import DTYPE_BYTES, MIB, round_up
 
@@ -73,6 +74,8 @@ def graph_estimate(ctx: RankContext) -> MemoryTerm | None:
     """vLLM's own estimate of the graphs on this rank; None where it makes none."""
     if not captures(ctx) or not estimates(ctx):
         return None
+    if _shares_pool(ctx):
+        return estimate_term(ctx, _shapes(ctx))
     found = _nodes(ctx, "graph_nodes_estimate")
     pool, count = _pool_values(ctx, first=True), graph_count(ctx)
     halves = half_layers(ctx)
@@ -122,6 +125,9 @@ def cuda_graph_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         why = "--enforce-eager" if ctx.engine.enforce_eager else "no CUDA graph is captured"
         yield nothing("cuda_graphs", Component.CUDA_GRAPHS, why, source=SOURCE)
         return
+    if _shares_pool(ctx):
+        yield from shared_pool_terms(ctx, _shapes(ctx))
+        return
     probe = _probe(ctx)
     if probe is not None:
         yield probe
@@ -147,6 +153,26 @@ def cuda_graph_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         halves=halves,
         node=found.n_bytes,
         probe=left,
+    )
+
+
+def _shares_pool(ctx: RankContext) -> bool:
+    return ctx.engine.model_runner == "V2" and ctx.release.has("v2_captures_on_one_stream")
+
+
+def _shapes(ctx: RankContext) -> Shapes:
+    """What runner V2 captures, and the driver memory that a graph takes."""
+    sizes, mode = ctx.engine.cudagraph_capture_sizes, ctx.engine.cudagraph_mode
+    full = sizes if mode == "FULL" else _decode_sizes(ctx) if mode.startswith("FULL") else ()
+    piecewise = len(sizes) if mode.endswith("PIECEWISE") else 0
+    return Shapes(
+        largest=max(sizes) if piecewise else max(full, default=0),
+        piecewise=piecewise,
+        full=tuple(sorted(full, reverse=True)),
+        splits=_splits(ctx),
+        halves=half_layers(ctx),
+        piecewise_node=_nodes(ctx, "graph_nodes_piecewise"),
+        full_node=_nodes(ctx, "graph_nodes_full"),
     )
 
 

@@ -163,7 +163,7 @@ def sampler_tensors(ctx: RankContext) -> tuple[int, ...]:
         return ()
     sequences, vocab = engine.max_num_seqs, ctx.architecture.vocab_size
     states = next(_mamba_states(ctx), None)
-    indices = states.values["tensors"] * (4 * sequences,) if states else ()
+    indices = int(states.values["tensors"]) * (4 * sequences,) if states else ()
     mask = 4 * cdiv(vocab, 32)
     biases = (4096 * sequences, 4096 * sequences, 4096 * sequences, 512 * sequences)
     words = (4096 * sequences, 516 * sequences)

@@ -27,7 +27,8 @@ CASES: list[dict[str, Any]] = json.loads((RUNS / "l40s_vllm_0.29.0.json").read_t
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_available_kv_cache_with_the_weights_as_printed(case: dict[str, Any]) -> None:
     """Everything but the weights is predicted; the checkpoint's layers are Qwen3-14B's."""
-    config, release, device = load_model("Qwen/Qwen3-14B"), get_release(case["release"]), find_device("L40S")
+    config = replace(load_model("Qwen/Qwen3-14B"), quantization=case["quantization"])
+    release, device = get_release(case["release"]), find_device("L40S")
     architecture = build_architecture(config, release)
     engine = resolve_engine(EngineArgs(**case["args"]), config, architecture, device, release)
     ctx = RankContext(

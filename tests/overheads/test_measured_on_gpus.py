@@ -116,7 +116,12 @@ def test_default_graphs_of_llama_take_a_gib() -> None:
 
 def fragmentation(model: str, release: str, **flags: Any) -> MemoryTerm:
     """The term of that name on H200; flags as the recorded runs of 0.33.0 have them."""
-    shared = {"max_model_len": 32768, "max_num_batched_tokens": 8192, "max_num_seqs": 1024, "dtype": "bfloat16"}
+    shared = {
+        "max_model_len": 32768,
+        "max_num_batched_tokens": 8192,
+        "max_num_seqs": 1024,
+        "dtype": "bfloat16",
+    }
     found = plan(model, gpu="H200", vllm_version=release, suggestions=False, **{**shared, **flags})
     assert isinstance(found, Plan)
     return next(t for t in found.ranks[0].terms if t.name == "allocator_fragmentation")
@@ -147,3 +152,47 @@ def test_segments_that_loading_leaves_partly_used_are_simulated_to_the_byte(
     is made at an import is not known, and not there for gpt-oss.
     """
     assert fragmentation(model, "0.33.0", **flags).n_bytes - unused in (0, 512)
+
+
+# -- runner V2 captures all graphs on one stream and estimates them (0.29.0 and later)
+def graphs(model: str, **flags: Any) -> tuple[int, dict[str, MemoryTerm]]:
+    """(vLLM's estimate as planned, the terms) on H200 with 0.33.0."""
+    shared = {
+        "max_model_len": 32768,
+        "max_num_batched_tokens": 8192,
+        "max_num_seqs": 1024,
+        "dtype": "bfloat16",
+    }
+    found = plan(model, gpu="H200", vllm_version="0.33.0", suggestions=False, **{**shared, **flags})
+    assert isinstance(found, Plan)
+    return found.ranks[0].budget.graph_estimate_bytes, {t.name: t for t in found.ranks[0].terms}
+
+
+TWO_SIZES = {"compilation_config": {"cudagraph_capture_sizes": [1, 8]}}
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "estimate", "actual", "page"),
+    [
+        ("meta-llama/Llama-3.1-8B", {}, 985_661_440, 484_442_112, 2),
+        ("Qwen/Qwen3-30B-A3B", TWO_SIZES, 75_497_472, 58_720_256, 0),
+        ("Qwen/Qwen3-8B", TWO_SIZES, 71_303_168, 58_720_256, 0),
+    ],
+)
+def test_the_estimate_and_the_graphs_of_one_stream(
+    model: str, flags: dict[str, Any], estimate: int, actual: int, page: int
+) -> None:
+    """Records v0.33-*: within a page of the driver (2 MiB), equal where two sizes are captured."""
+    planned, terms = graphs(model, **flags)
+    assert abs(planned - estimate) <= page * MIB
+    assert abs(terms["cuda_graphs"].n_bytes - actual) <= page * MIB
+
+
+def test_full_graphs_are_estimated_from_a_sample_that_gave_memory_back() -> None:
+    """Run v0.33-llama-3.1-8b: 268 MiB that the second graph's warm-up had cached count for, 50 further graphs as 1 MiB each."""
+    _, terms = graphs("meta-llama/Llama-3.1-8B")
+    assert terms["graph_probe"].n_bytes == 241_172_480, "driver memory that stays (after_graph_probe)"
+    values = terms["cuda_graphs"].values
+    assert values["splits"] == 512 * 32 * 32 * 128 * 4, "one buffer of split-KV accumulators"
+    assert values["workspace"] == 32 * MIB
+    assert sum(values[name] for name in ("workspace", "outputs", "tensors", "splits")) == 411_041_792

@@ -1,0 +1,250 @@
+"""CUDA graphs of runner V2 where full graphs are captured on the stream of the piecewise ones (from 0.29.0 on): one cuBLAS
+workspace, one pool of blocks, and an estimate of its own.
+
+Source: v1/worker/gpu/cudagraph_utils.py: CudaGraphManager.capture, profile_cudagraph_memory,
+_extrapolate_full_graph_memory; torch/cuda/graphs.py: graph.__enter__ empties the cache (0.33.0, PyTorch 2.14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from vllm_capacity.activations.layers import attention_width
+from vllm_capacity.activations.live import kv_share, share
+from vllm_capacity.activations.matmul import cublas_bytes
+from vllm_capacity.architecture.modules import Attention, DenseMLP, LayerGroup, MixtureOfExperts
+from vllm_capacity.calibration import Measurement
+from vllm_capacity.context import RankContext
+from vllm_capacity.frozen import dataclass
+from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
+from vllm_capacity.units import DTYPE_BYTES, MIB, cdiv, round_up
+
+SEGMENT, LARGE = 20 * MIB, 10 * MIB
+LEAST_PER_GRAPH = MIB
+"""What vLLM counts a further full graph as, at least (_MIN_PER_GRAPH_BYTES)."""
+SAMPLES = 2
+"""Full graphs that the estimate captures (_FULL_GRAPH_PROFILING_SAMPLES)."""
+
+
+PAGE = 2 * MIB
+"""The driver hands out memory in pages; part of one is left from before."""
+SOURCE = "v1/worker/gpu/cudagraph_utils.py: profile_cudagraph_memory, CudaGraphManager.capture"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """What is captured: `piecewise` graphs up to `largest` tokens and `full` ones of these sizes, largest first. A node takes
+    so many bytes per graph and layer; layers are counted in halves.
+    """
+
+    largest: int
+    piecewise: int
+    full: tuple[int, ...]
+    splits: int
+    halves: int
+    piecewise_node: Measurement
+    full_node: Measurement
+
+    def driver_bytes(self, full: int, which: str) -> int:
+        """Driver memory of all piecewise graphs and `full` full ones; `which` figure of the measurements."""
+        nodes = self.piecewise * getattr(self.piecewise_node, which) + full * getattr(self.full_node, which)
+        return int(nodes) * self.halves // 2
+
+
+def estimate_term(ctx: RankContext, shapes: Shapes) -> MemoryTerm:
+    """vLLM's estimate: what all piecewise graphs and two full ones took, and the other full ones like the second of them,
+    whose capture first gave back what its warm-up had cached.
+    """
+    pool = shared_pool(ctx, shapes.largest, shapes.full, shapes.splits)
+    low, n_bytes, high = (_estimated(shapes, pool, which) for which in ("low", "n_bytes", "high"))
+    full = len(shapes.full)
+    found = term(
+        "cuda_graph_estimate",
+        Component.CUDA_GRAPHS,
+        "pool + probe - second + (full - 1) * max(second, least)" if full > 1 else "pool + probe",
+        allocator=Allocator.CUDA,
+        lifetime=Lifetime.AFTER_PROFILE,
+        source=SOURCE + ", _extrapolate_full_graph_memory",
+        low=min(low, n_bytes),
+        high=max(high, n_bytes),
+        note=f"driver memory per graph and layer ({shapes.piecewise_node.name}, {shapes.full_node.name})",
+        pool=pool.n_bytes,
+        probe=_probed(shapes, "n_bytes"),
+        **(
+            {"second": _second(shapes, pool, "n_bytes"), "full": full, "least": LEAST_PER_GRAPH}
+            if full > 1
+            else {}
+        ),
+    )
+    return found
+
+
+def shared_pool_terms(ctx: RankContext, shapes: Shapes) -> Iterator[MemoryTerm]:
+    """What the estimate's graphs leave with the driver, and the graphs themselves, which use it again."""
+    pool = shared_pool(ctx, shapes.largest, shapes.full, shapes.splits)
+    full = len(shapes.full)
+    yield term(
+        "graph_probe",
+        Component.CUDA_CONTEXT,
+        "(piecewise * piecewise_node + probed * full_node) * halves // 2 // page * page",
+        allocator=Allocator.CUDA,
+        lifetime=Lifetime.AFTER_PROFILE,
+        source="v1/worker/gpu_worker.py: determine_available_memory; v1/worker/gpu/cudagraph_utils.py",
+        low=_probed(shapes, "low"),
+        high=_probed(shapes, "high"),
+        note="destroying a graph leaves its memory with the driver",
+        piecewise=shapes.piecewise,
+        piecewise_node=shapes.piecewise_node.n_bytes,
+        probed=min(SAMPLES, full),
+        full_node=shapes.full_node.n_bytes,
+        halves=shapes.halves,
+        page=PAGE,
+    )
+    rest = max(0, full - SAMPLES)
+    low, high = (rest * node * shapes.halves // 2 for node in (shapes.full_node.low, shapes.full_node.high))
+    yield term(
+        "cuda_graphs",
+        Component.CUDA_GRAPHS,
+        "workspace + outputs + tensors + splits + further * node * halves // 2 // page * page",
+        allocator=Allocator.CUDA,
+        lifetime=Lifetime.AFTER_PROFILE,
+        source=SOURCE,
+        low=pool.n_bytes + low // PAGE * PAGE,
+        high=pool.n_bytes + high,
+        note=f"driver memory per full graph and layer ({shapes.full_node.name}: {shapes.full_node.origin})",
+        workspace=pool.workspace,
+        outputs=pool.outputs,
+        tensors=pool.tensors,
+        splits=pool.splits,
+        further=rest,
+        node=shapes.full_node.n_bytes,
+        halves=shapes.halves,
+        page=PAGE,
+    )
+
+
+def _probed(shapes: Shapes, which: str) -> int:
+    return shapes.driver_bytes(min(SAMPLES, len(shapes.full)), which) // PAGE * PAGE
+
+
+def _second(shapes: Shapes, pool: SharedPool, which: str) -> int:
+    """The sample of the second full graph: its driver memory less what was given back to make room."""
+    return int(getattr(shapes.full_node, which)) * shapes.halves // 2 - pool.second_warm_up
+
+
+def _estimated(shapes: Shapes, pool: SharedPool, which: str) -> int:
+    full = len(shapes.full)
+    measured = pool.n_bytes + _probed(shapes, which)
+    if full < SAMPLES:
+        return measured
+    second = _second(shapes, pool, which)
+    return max(0, measured - second + (full - 1) * max(second, LEAST_PER_GRAPH))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPool:
+    """Bytes that PyTorch reserves for all graphs of this rank, by what holds them."""
+
+    workspace: int
+    """cuBLAS's, of the capture's stream."""
+    outputs: int
+    """The full graphs' hidden states."""
+    tensors: int
+    """The graphs' own pool: tensors of the largest batch."""
+    splits: int
+    """FlashAttention 3's split-KV accumulators of the largest decode batch."""
+    second_warm_up: int
+    """What the second full graph's warm-up left in the cache, which its capture gives back: the estimate's sample of it
+    is less by that much."""
+
+    @property
+    def n_bytes(self) -> int:
+        return self.workspace + self.outputs + self.tensors + self.splits
+
+
+def shared_pool(ctx: RankContext, largest: int, full: Sequence[int], splits: int) -> SharedPool:
+    """The pool for a largest batch of `largest` tokens and full graphs of the sizes `full` (largest first).
+
+    A later graph finds the blocks of earlier ones free. Tensors of 1 to 10 MiB share segments of 20 MiB, larger ones have
+    their own, smaller ones lie in segments of 2 MiB (c10/cuda/CUDACachingAllocator.cpp: get_allocation_size).
+    """
+    width, heads = _split_width(ctx)
+    el = DTYPE_BYTES[ctx.engine.dtype]
+    first = full[0] if full else 0
+    accumulators = 4 * first * splits * width
+    own = round_up(accumulators, 2 * MIB) if accumulators >= LARGE else 0
+    rest = (accumulators - own if not own else 0, 4 * first * splits * heads)
+    outputs = first * ctx.architecture.hidden_size * el
+    room = SEGMENT - outputs if MIB < outputs < LARGE else 0
+    return SharedPool(
+        workspace=cublas_bytes(ctx.device, ctx.engine.environment),
+        outputs=_segments([outputs]) if outputs else 0,
+        tensors=max(_segments([*tensors, *rest]) for tensors in _live(ctx, largest)),
+        splits=own,
+        second_warm_up=_warm_up(ctx, full[1], splits, room) if len(full) > 1 else 0,
+    )
+
+
+def _warm_up(ctx: RankContext, tokens: int, splits: int, room: int) -> int:
+    """Large segments that an uncaptured forward of `tokens` leaves in the cache: the accumulators' serves the MLP, too.
+    `room` is what is left in the segment of the outputs.
+    """
+    width, heads = _split_width(ctx)
+    accumulators, sums = 4 * tokens * splits * width, 4 * tokens * splits * heads
+    own = round_up(accumulators, 2 * MIB) if accumulators >= LARGE else 0
+    kept = 0
+    for tensors in _live(ctx, tokens):
+        alive = [*tensors, sums] if own else [*tensors, accumulators, sums]
+        middle = sum(n for n in alive if MIB < n < LARGE)
+        big = sum(round_up(n, 2 * MIB) for n in alive if n >= LARGE)
+        kept = max(kept, SEGMENT * cdiv(max(0, middle - room), SEGMENT) + max(0, big - own))
+    return kept + own
+
+
+def _segments(tensors: Iterable[int]) -> int:
+    alive = list(tensors)
+    small = sum(round_up(n, 512) for n in alive if n <= MIB)
+    middle = sum(n for n in alive if MIB < n < LARGE)
+    big = sum(round_up(n, 2 * MIB) for n in alive if n >= LARGE)
+    return 2 * MIB * cdiv(small, 2 * MIB) + SEGMENT * cdiv(middle, SEGMENT) + big
+
+
+def _live(ctx: RankContext, tokens: int) -> list[list[int]]:
+    """Per kind of layer the tensors of one graph at `tokens`: those of the attention piece that are not larger than an
+    MLP's serve both."""
+    el = DTYPE_BYTES[ctx.engine.dtype]
+    found = [[tokens * n * el for n in _elements(ctx, group)] for group, _ in ctx.layers]
+    return found or [[tokens * ctx.architecture.hidden_size * el]]
+
+
+def _elements(ctx: RankContext, group: LayerGroup) -> list[int]:
+    """Elements per token of what a layer holds at once: attention's tensors, and the MLP's wide ones beside them."""
+    tp, hidden = ctx.engine.parallel.tp, ctx.architecture.hidden_size
+    out = max((attention_width(mixer, tp) for mixer in group.mixers), default=0)
+    sizes = [out, hidden, hidden, out]
+    for mixer in group.mixers:
+        if isinstance(mixer, Attention):
+            q = share(mixer.num_heads, tp) * mixer.head_size
+            k = kv_share(mixer.num_kv_heads, tp) * mixer.head_size
+            sizes += [q + k + kv_share(mixer.num_kv_heads, tp) * mixer.head_size_v, q, k]
+            break
+    feed_forward = group.feed_forward
+    if isinstance(feed_forward, DenseMLP):
+        width = share(feed_forward.intermediate_size, tp)
+        sizes += [2 * width if feed_forward.gated else width, width]
+    elif isinstance(feed_forward, MixtureOfExperts):
+        width = share(feed_forward.shared_intermediate_size, tp)
+        sizes += [hidden, hidden, 2 * width, width]
+    return [n for n in sizes if n]
+
+
+def _split_width(ctx: RankContext) -> tuple[int, int]:
+    """(elements of the widest attention output on this rank, its heads): what accumulators repeat per split."""
+    tp = ctx.engine.parallel.tp
+    found = [
+        (attention_width(mixer, tp), share(mixer.num_heads, tp))
+        for group, _ in ctx.layers
+        for mixer in group.mixers
+        if isinstance(mixer, Attention)
+    ]
+    return max(found, default=(0, 0))
