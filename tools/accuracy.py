@@ -249,6 +249,7 @@ def _others() -> Iterator[Case]:
                 facts["args"],
                 measured,
                 config=config,
+                usage=facts.get("usage", "server"),
                 url=facts["url"],
             )
 

@@ -275,7 +275,7 @@ def _mla(
     context.
     """
     if mixer.compression is not None:
-        return _compressed(sizes, mixer, kept)
+        return _compressed(ctx, sizes, mixer, kept)
     heads = share(mixer.num_heads, sizes.tp)
     compiled = ctx.engine.compiled
     held = 0 if compiled else sizes.hidden
@@ -322,25 +322,39 @@ def _mla(
     return phase("MLA", (*kept, *terms))
 
 
-def _compressed(sizes: Sizes, mixer: MultiHeadLatentAttention, kept: tuple[MemoryTerm, ...]) -> Phase:
-    """DeepSeek V4: q, its copy padded to the kernel's 64 or 128 heads, and the padded output; nothing is projected up.
+def _compressed(
+    ctx: RankContext, sizes: Sizes, mixer: MultiHeadLatentAttention, kept: tuple[MemoryTerm, ...]
+) -> Phase:
+    """DeepSeek V4, inside the attention operation while q is padded to the kernel's 64 or 128 heads: the residual streams,
+    the layer's input, the fused projection and its normed parts, the compressor's fp32 scores, q, its padded copy and the
+    padded output; nothing is projected up.
 
-    Source: models/deepseek_v4/attention.py: _fused_qnorm_rope_kv_insert (profile branch), forward (0.22.0, 0.26.0).
+    Source: models/deepseek_v4/attention.py: forward, attention_impl, _fused_qnorm_rope_kv_insert (profile branch);
+    models/deepseek_v4/nvidia/model.py: DeepseekV4DecoderLayer.forward (0.22.0, 0.26.0).
     """
     heads = share(mixer.num_heads, sizes.tp)
     padded = 64 if heads <= 64 else 128
+    ratio = mixer.compression.ratio if mixer.compression is not None else 1
+    scores = 0 if ratio <= 1 else (4 if ratio == 4 else 2) * mixer.v_head_dim
+    streams = ctx.config.integer("hc_mult", 1)
     tokens = transient(
         "compressed_attention",
-        "tokens * (hidden + q_lora + (heads + (2 if heads < padded else 1) * padded) * head) * el",
-        "models/deepseek_v4/attention.py: forward",
-        note="the hyper-connections' streams are not counted",
-        high=sizes.tokens * (8 * sizes.hidden + (heads + 4 * padded) * mixer.v_head_dim) * sizes.el,
+        "tokens * ((streams + 1) * hidden + 2 * (q_lora + head) + (heads + (2 if heads < padded else 1) * padded) * head)"
+        " * el + tokens * scores * 4",
+        "models/deepseek_v4/attention.py: attention_impl",
+        note="read off the source; the indexer's part and what mixes the streams are not counted, no run decides it",
+        low=sizes.tokens * (sizes.hidden + (heads + padded) * mixer.v_head_dim) * sizes.el,
+        high=sizes.tokens
+        * ((8 * streams + 8) * sizes.hidden + (heads + 4 * padded) * mixer.v_head_dim)
+        * sizes.el,
         tokens=sizes.tokens,
+        streams=streams,
         hidden=sizes.hidden,
         q_lora=mixer.q_lora_rank or 0,
         heads=heads,
         padded=padded,
         head=mixer.v_head_dim,
+        scores=scores,
         el=sizes.el,
     )
     return phase("MLA", (*kept, tokens))

@@ -39,6 +39,8 @@ def experts_kernel(ctx: RankContext, *, quantised: bool = True) -> ExpertsKernel
     kind, sm = (quant_kind(ctx) if quantised else QuantKind.NONE), ctx.device.sm
     blackwell = 100 <= sm < 110
     parallel = ctx.engine.parallel
+    if quantised and _fp4_experts_of_deepseek_v4(ctx) and not sm >= 120:
+        return ExpertsKernel.FLASHINFER_TRTLLM if blackwell else ExpertsKernel.MARLIN
     if kind is QuantKind.WNA16:
         return ExpertsKernel.MARLIN
     if kind is QuantKind.MXFP4:
@@ -63,6 +65,14 @@ def experts_kernel(ctx: RankContext, *, quantised: bool = True) -> ExpertsKernel
             )
         return ExpertsKernel.TRITON if sm >= 89 else ExpertsKernel.MARLIN
     return ExpertsKernel.TRITON
+
+
+def _fp4_experts_of_deepseek_v4(ctx: RankContext) -> bool:
+    """Its block-fp8 checkpoints hold mxfp4 experts unless the config says fp8 (models/deepseek_v4/quant_config.py)."""
+    config, block = ctx.config, ctx.config.quantization or {}
+    if (config.text_model_type or config.model_type) != "deepseek_v4" or block.get("moe_quant_algo"):
+        return False
+    return quant_kind(ctx) is QuantKind.FP8_BLOCK and (config.text or {}).get("expert_dtype", "fp4") == "fp4"
 
 
 _FORCED = {
