@@ -84,7 +84,7 @@ class Form:
     def show(self, state: PageState) -> None:
         """Puts another state into the fields, without calling `changed`."""
         self.state = state
-        self._fields["kv_dtype"].set_options(self._offered(choices.kv_dtypes(state.release), state.kv_dtype))
+        self._offer_dtypes()
         for name, field in self._fields.items():
             text = getattr(state, name)
             if name == "config" and not text:
@@ -164,6 +164,11 @@ class Form:
             if offered is not field.options:
                 field.set_options(offered)
 
+    def _offer_dtypes(self) -> None:
+        """Those of the release."""
+        offered = self._offered(choices.kv_dtypes(self.state.release), self.state.kv_dtype)
+        self._fields["kv_dtype"].set_options(offered)
+
     # -- changes ------------------------------------------------------------------------------------------------
 
     def _set(self, name: str, value: Any) -> None:
@@ -172,6 +177,8 @@ class Form:
             return
         if text != getattr(self.state, name):
             self.state = with_texts(self.state, {name: text})
+            if name == "release":
+                self._offer_dtypes()
             self._changed(self.state)
 
     def _segment(self, words: str, *, pasted: bool) -> ui.element:

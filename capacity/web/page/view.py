@@ -26,11 +26,16 @@ from vllm_capacity.web.page.state import PageState, Tab, to_plain, with_texts
 from vllm_capacity.web.page.work import Work, WorkError
 from vllm_capacity.web.settings import WebSettings
 
-TYPING_SECONDS = {Tab.PLAN: 0.05, Tab.LAYOUTS: 0.4, Tab.LOG: 0.05}
+TYPING_SECONDS = {Tab.PLAN: 0.03, Tab.LAYOUTS: 0.4, Tab.LOG: 0.05}
 """An answer starts when no key was pressed for so long."""
 FIRST_SECONDS = 1.5
 """A page is sent without its answer after this."""
 TABS = {Tab.PLAN: "Plan", Tab.LAYOUTS: "Compare layouts", Tab.LOG: "Read a log"}
+_OFFLINE = "Computed by the vllm-capacity library on this server; nothing is sent anywhere else."
+_HUB = (
+    "Computed by the vllm-capacity library on this server, which asks the Hugging Face Hub for configs that are not in its "
+    "catalogue; nothing else is sent anywhere."
+)
 THEMES: dict[bool | None, tuple[str, bool | None]] = {
     None: ("Theme: system", True),
     True: ("Theme: dark", False),
@@ -66,7 +71,7 @@ class View:
                     self._layouts = LayoutsPanel(self.state, self._changed_by_panel, self._use_layout)
                     self._log = LogPanel(work, settings.log_body_bytes)
         with ui.element("footer").classes("vc-footer"):
-            html("Computed by the vllm-capacity library on this server; nothing is sent anywhere else.", "p")
+            text(_HUB if settings.allow_hub else _OFFLINE)
         self._show_tab()
 
     # -- what is around the answer ----------------------------------------------------------------------------------

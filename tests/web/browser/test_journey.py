@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from vllm_capacity import plan
 from vllm_capacity.answer import Plan
 
 from web.browser.visiting import Visitor
+from web.running import running
 
 
 def test_from_a_name_to_a_command_that_starts(visit: Visitor):
@@ -110,6 +112,40 @@ def test_a_pasted_command_fills_the_form(visit: Visitor):
     assert visit.field("model").input_value() == "Qwen/Qwen3-8B"
     assert visit.field("tp").input_value() == "2"
     assert visit.field("flags").input_value() == "--enforce-eager"
+
+
+def test_a_flag_that_has_a_field_moves_there_when_its_box_is_left(visit: Visitor):
+    visit.open("?model=Qwen/Qwen3-8B&gpu=H100-80GB&vllm=0.26.0")
+    visit.type("flags", "--max-model-len 4k --max-num-seqs 64")
+    visit.verdict("4,000 tokens at once")
+    visit.field("tp").click()
+    visit.page.wait_for_function("document.querySelector('[data-field=context]').value === '4000'")
+    assert visit.field("flags").input_value() == "--max-num-seqs 64"
+    visit.wait_for_address("context=4000")
+
+
+def test_the_cache_dtypes_are_those_of_the_release(visit: Visitor):
+    page = visit.open("?model=Qwen/Qwen3-8B&gpu=H100-80GB&vllm=0.26.0")
+    for release, known in (("0.33.0", True), ("0.19.0", False)):
+        page.get_by_role("combobox", name="vLLM release").click()
+        page.get_by_role("option", name=release, exact=True).click()
+        visit.verdict(f"vLLM {release} starts")
+        page.get_by_role("combobox", name="KV cache dtype").click()
+        page.get_by_role("option", name="fp8_e5m2").wait_for()
+        assert (page.get_by_role("option", name="nvfp4", exact=True).count() > 0) is known
+        page.keyboard.press("Escape")
+
+
+def test_behind_a_prefix_everything_is_under_it(profile: Any):
+    with running("--root-path", "/capacity") as program:
+        visit = Visitor(profile, f"{program.url}/capacity")
+        visit.open("?model=Qwen/Qwen3-8B&gpu=H100-80GB&vllm=0.26.0")
+        visit.type("context", "8k")
+        visit.verdict("8,000 tokens at once")
+        assert "/capacity/?model=" in visit.page.url
+        assert visit.outbound == []
+        assert visit.errors == []
+        visit.leave()
 
 
 def test_layouts_are_compared_and_one_of_them_is_planned(visit: Visitor):
