@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from accuracy import cases
+from accuracy import DATA, cases
 from vllm_capacity.calibration import load_calibration
 from vllm_capacity.inputs.catalogue import model_ids
 from vllm_capacity.inputs.gpus import list_devices
 from vllm_capacity.releases import supported_releases
+from vllm_capacity.validate.compare import compare
+from vllm_capacity.validate.record import RunRecord, read_records
+from vllm_capacity.validate.refine import predict_again
 
 
 def accuracy_line() -> str:
@@ -55,9 +58,62 @@ def arcee_module() -> str:
     return f'\n\n```python title="{name}"\n{code}```\n\n'
 
 
+KINDS = (
+    ("llama-3.1-8b-cache-filled", "dense"),
+    ("llama-3.1-8b-cache-hit", "dense, second start"),
+    ("qwen3-30b-a3b-cache-filled", "experts"),
+    ("qwen3-30b-a3b-cache-hit", "experts, second start"),
+    ("deepseek-v2-lite", "latent attention (MLA)"),
+    ("gemma-3-27b-text (2)", "sliding window"),
+    ("granite-4.0-h-tiny", "state space, experts"),
+    ("nemotron-nano-9b-v2", "state space"),
+    ("gpt-oss-20b", "mxfp4 experts"),
+    ("qwen3-8b-fp8-block", "block fp8"),
+    ("llama-3.1-8b-tp2", "dense, two GPUs"),
+    ("qwen3-30b-a3b-tp2", "experts, two GPUs"),
+    ("llama-3.1-8b-pp2", "dense, two stages"),
+)
+"""Recorded runs of vLLM 0.26.0, one of each kind of model and layout."""
+
+
+def comparison() -> str:
+    """Predicted beside measured for one run of each kind; with two ranks the one with the larger error."""
+    tokens = {
+        name: compare(predict_again(run, load_calibration("none")), run) for name, run in _records().items()
+    }
+    lines = [
+        "| run | kind | KV tokens predicted | measured | weights | activation peak | non-torch | graph estimate | KV memory |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, kind in KINDS:
+        row = tokens[name].row("kv_tokens")
+        assert row is not None
+        figures = [
+            max(
+                (r.error for r in tokens[name].rows if r.name == term and r.error is not None),
+                key=abs,
+                default=None,
+            )
+            for term in ("weights", "activation_peak", "non_torch", "graph_estimate", "available_kv")
+        ]
+        cells = ["" if error is None else f"{error / 2**20:+,.1f}" if error else "0" for error in figures]
+        lines.append(f"| `{name}` | {kind} | {row.predicted:,} | {row.measured:,} | {' | '.join(cells)} |")
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def _records() -> dict[str, RunRecord]:
+    """Records of 0.26.0 by the names that docs/accuracy.md gives them."""
+    found: dict[str, RunRecord] = {}
+    for run in read_records(DATA / "records" / "h200_vllm_0.26.0.jsonl", tolerate_tail=False):
+        again = sum(name.partition(" (")[0] == run.name for name in found)
+        found[run.name if not again else f"{run.name} ({again + 1})"] = run
+    return found
+
+
 FACTS: dict[str, Callable[[], str]] = {
     "accuracy": accuracy_line,
     "counts": counts,
     "calibration": measured,
+    "comparison": comparison,
     "arcee-module": arcee_module,
 }

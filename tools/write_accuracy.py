@@ -69,6 +69,10 @@ def page() -> str:
         " any run of this model (`tests/data/records/split.yaml`; a test holds the shipped constants to it). With several"
         " ranks the one with the largest error counts.",
         "",
+        "Each run is compared with a first start, whose compile cache is empty; `-cache-hit` runs, which found their compiled"
+        " code, with what the plan says of a second start (Llama-3.1-8B: 921,696 tokens instead of 919,824;"
+        " [validate](validate.md#what-the-recorded-runs-say)). The first session's `-warm` runs compiled again.",
+        "",
         "## Summary",
         "",
         *_summary(planned),
