@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_capacity.activations.final_block import rest_of_final_block
 from vllm_capacity.activations.live import Phase, Sizes, persistent, phase, transient
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import MemoryTerm
@@ -79,11 +80,12 @@ def final_phases(ctx: RankContext, sizes: Sizes, kept: tuple[MemoryTerm, ...]) -
         return
     hidden = transient(
         "final_hidden_states",
-        "tokens * hidden * el",
+        "tokens * hidden * el + rest",
         "the model's forward: last_hidden_state, held by profile_run",
         tokens=sizes.tokens,
         hidden=sizes.hidden,
         el=sizes.el,
+        rest=rest_of_final_block(ctx, sizes),
     )
     residual = transient(
         "final_norm",

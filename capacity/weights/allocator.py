@@ -45,10 +45,10 @@ class RopeBuild:
         return self.rows * (self.dim // 2) * 4
 
 
-class _Block:
+class Block:
     __slots__ = ("free", "next", "previous", "size")
 
-    def __init__(self, size: int, previous: _Block | None = None, following: _Block | None = None) -> None:
+    def __init__(self, size: int, previous: Block | None = None, following: Block | None = None) -> None:
         self.size, self.previous, self.next, self.free = size, previous, following, False
 
 
@@ -57,37 +57,41 @@ class CachingAllocator:
     too.
     """
 
-    def __init__(self, max_split: int | None, free: Iterable[int] = ()) -> None:
+    def __init__(self, max_split: int | None, free: Iterable[int] = (), pinned: Iterable[int] = ()) -> None:
+        """`free`: segments that hold nothing; `pinned`: free parts of segments that hold something which stays."""
         self.max_split = max_split
         self.allocated = 0
         self.reserved = 0
         """Segments of the large pool so far."""
         self.small = 0
         """What of `allocated` is in the small pool."""
-        self._free: list[tuple[int, int, _Block]] = []
+        self._free: list[tuple[int, int, Block]] = []
         self._serial = 0
         for size in free:
-            self._release(_Block(size))
+            self._release(Block(size))
+        for size in pinned:
+            self.reserved += size
+            self._release(Block(size, Block(0)))
 
     def allocate_all(self, sizes: Iterable[int]) -> None:
         for size in sizes:
             self.allocate(size)
 
-    def allocate(self, n_bytes: int) -> _Block:
+    def allocate(self, n_bytes: int) -> Block:
         """A block for `n_bytes`; one of the small pool needs no bookkeeping but its size."""
         size = round_up(n_bytes, MIN_BLOCK)
         if size <= SMALL:
             self.allocated += size
             self.small += size
-            return _Block(size)
+            return Block(size)
         block = self._take_free(size)
         if block is None:
-            block = _Block(_segment_size(size))
+            block = Block(_segment_size(size))
             self.reserved += block.size
         rest = block.size - size
         splittable = self.max_split is None or size < self.max_split
         if splittable and rest > SMALL:
-            remaining = _Block(rest, block, block.next)
+            remaining = Block(rest, block, block.next)
             if block.next is not None:
                 block.next.previous = remaining
             block.next, block.size = remaining, size
@@ -95,7 +99,7 @@ class CachingAllocator:
         self.allocated += block.size
         return block
 
-    def free(self, block: _Block) -> None:
+    def free(self, block: Block) -> None:
         """Returns a block; free neighbours of its segment merge with it."""
         self.allocated -= block.size
         if block.size <= SMALL:
@@ -103,7 +107,7 @@ class CachingAllocator:
             return
         self._merge(block)
 
-    def _merge(self, block: _Block) -> None:
+    def _merge(self, block: Block) -> None:
         """Puts a block back among the free ones, with the free neighbours of its segment."""
         following, previous = block.next, block.previous
         if following is not None and following.free:
@@ -136,9 +140,9 @@ class CachingAllocator:
         """Bytes of the large pool that are reserved and in no tensor."""
         return self.reserved - (self.allocated - self.small)
 
-    def _take_free(self, size: int) -> _Block | None:
+    def _take_free(self, size: int) -> Block | None:
         """The smallest free block that fits and that `get_free_block` accepts."""
-        at = bisect_left(self._free, size, key=lambda entry: entry[0])
+        at = bisect_left(self._free, (size,))
         if at == len(self._free):
             return None
         found = self._free[at][0]
@@ -151,19 +155,21 @@ class CachingAllocator:
         block.free = False
         return block
 
-    def _release(self, block: _Block) -> None:
+    def _release(self, block: Block) -> None:
         block.free = True
         self._serial += 1
-        insort(self._free, (block.size, self._serial, block), key=lambda entry: entry[:2])
+        insort(
+            self._free, (block.size, self._serial, block)
+        )  # serials differ: no two entries compare their blocks
 
-    def _forget(self, block: _Block) -> None:
+    def _forget(self, block: Block) -> None:
         self._free = [entry for entry in self._free if entry[2] is not block]
 
 
 class Allocates(Protocol):
-    def allocate(self, n_bytes: int) -> _Block: ...
+    def allocate(self, n_bytes: int) -> Block: ...
 
-    def free(self, block: _Block) -> None: ...
+    def free(self, block: Block) -> None: ...
 
 
 def build_rope(pool: Allocates, rope: RopeBuild) -> None:
@@ -182,17 +188,17 @@ def build_rope(pool: Allocates, rope: RopeBuild) -> None:
 class SmallPool(CachingAllocator):
     """The pool of tensors up to 1 MiB: segments of 2 MiB, whose blocks are always split."""
 
-    def __init__(self) -> None:
-        super().__init__(None)
+    def __init__(self, pinned: Iterable[int] = ()) -> None:
+        super().__init__(None, pinned=pinned)
 
-    def allocate(self, n_bytes: int) -> _Block:
+    def allocate(self, n_bytes: int) -> Block:
         size = round_up(n_bytes, MIN_BLOCK)
         block = self._take_free(size)
         if block is None:
-            block = _Block(SEGMENT_MULTIPLE)
+            block = Block(SEGMENT_MULTIPLE)
             self.reserved += block.size
         if block.size > size:
-            remaining = _Block(block.size - size, block, block.next)
+            remaining = Block(block.size - size, block, block.next)
             if block.next is not None:
                 block.next.previous = remaining
             block.next, block.size = remaining, size
@@ -200,7 +206,7 @@ class SmallPool(CachingAllocator):
         self.allocated += size
         return block
 
-    def free(self, block: _Block) -> None:
+    def free(self, block: Block) -> None:
         self.allocated -= block.size
         self._merge(block)
 

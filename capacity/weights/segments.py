@@ -15,46 +15,44 @@ from vllm_capacity.units import round_up
 from vllm_capacity.weights.allocator import (
     MIN_BLOCK,
     SMALL,
+    Block,
     CachingAllocator,
     RopeBuild,
     SmallPool,
-    _Block,
     build_rope,
 )
 from vllm_capacity.weights.groups import ParameterGroup
 from vllm_capacity.weights.model import RankWeights, Section
 
+Event = tuple[int, int]
+"""(a tensor's number, its bytes) where it is allocated, (its number, 0) where it is freed; `EMPTIED` for `empty_cache`."""
+EMPTIED: Event = (-1, 0)
 
-class Pools:
-    """Both pools of one device."""
 
-    def __init__(self, max_split: int | None) -> None:
-        self.large, self.small = CachingAllocator(max_split), SmallPool()
+class _Recorder:
+    """Takes down what happens, in order."""
 
-    def allocate(self, n_bytes: int) -> _Block:
-        return self._of(round_up(n_bytes, MIN_BLOCK)).allocate(n_bytes)
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._numbers: dict[Block, int] = {}
 
-    def free(self, block: _Block) -> None:
-        self._of(block.size).free(block)
+    def allocate(self, n_bytes: int) -> Block:
+        block = Block(n_bytes)
+        self._numbers[block] = len(self._numbers)
+        self.events.append((self._numbers[block], n_bytes))
+        return block
+
+    def free(self, block: Block) -> None:
+        self.events.append((self._numbers[block], 0))
 
     def allocate_all(self, sizes: Iterable[int]) -> None:
         for size in sizes:
             self.allocate(size)
 
     def empty_cache(self) -> None:
-        self.large.empty_cache()
-        self.small.empty_cache()
-
-    @property
-    def unused(self) -> int:
-        """Bytes that are reserved and in no tensor."""
-        return self.large.unused + self.small.unused
-
-    def _of(self, size: int) -> CachingAllocator:
-        return self.small if size <= SMALL else self.large
+        self.events.append(EMPTIED)
 
 
-@lru_cache(maxsize=64)
 def pinned_bytes(
     weights: RankWeights,
     before: tuple[int, ...],
@@ -67,26 +65,89 @@ def pinned_bytes(
     `before` and `after`: tensors of the model runner that come before and after the weights, in order; `profiled`: what the
     profile run leaves. Loading empties the cache after building, after processing (model_loader/base_loader.py: load_model)
     and when its profiler looks (platforms/cuda.py: get_current_memory_usage).
+
+    The pools of small and of large tensors know nothing of each other, so each is simulated by itself: what differs from
+    plan to plan is mostly small.
     """
-    pools = Pools(max_split)
-    pools.allocate_all(before)
-    _load(pools, weights)
-    pools.allocate_all(after)
-    pools.allocate_all(profiled)
-    pools.empty_cache()
-    return pools.unused
+    return sum(
+        _unused(weights, small, _of_pool(before, small), _of_pool((*after, *profiled), small), max_split)
+        for small in (False, True)
+    )
 
 
-def _load(pools: Pools, weights: RankWeights) -> None:
+def _of_pool(sizes: Iterable[int], small: bool) -> tuple[int, ...]:
+    return tuple(size for size in sizes if _is_small(size) is small)
+
+
+def _is_small(n_bytes: int) -> bool:
+    return round_up(n_bytes, MIN_BLOCK) <= SMALL
+
+
+def _pool(small: bool, max_split: int | None, pinned: Iterable[int] = ()) -> CachingAllocator:
+    return SmallPool(pinned) if small else CachingAllocator(max_split, pinned=pinned)
+
+
+def _unused(
+    weights: RankWeights, small: bool, before: tuple[int, ...], after: tuple[int, ...], max_split: int | None
+) -> int:
+    """Bytes of one pool that are reserved and in no tensor."""
+    pool = _pool(small, max_split)
+    pool.allocate_all(before)
+    smallest, free = _smallest(weights, small), pool.state(0)
+    usable = tuple(size for size in free if size >= smallest)
+    pinned = [size for size in free if size < smallest]
+    pool = _pool(small, max_split, (*pinned, *_free_after_load(weights, small, usable, max_split)))
+    pool.allocate_all(after)
+    return pool.unused
+
+
+@lru_cache(maxsize=64)
+def _smallest(weights: RankWeights, small: bool) -> int:
+    """The least that loading asks a pool for."""
+    return min((round_up(size, MIN_BLOCK) for _, size in _events(weights)[small] if size), default=1 << 60)
+
+
+@lru_cache(maxsize=256)
+def _free_after_load(
+    weights: RankWeights, small: bool, usable: tuple[int, ...], max_split: int | None
+) -> tuple[int, ...]:
+    """Free parts of segments that a pool keeps when the model is loaded; `usable`: those that were there before."""
+    pool = _pool(small, max_split, usable)
+    blocks: dict[int, Block] = {}
+    for number, n_bytes in _events(weights)[small]:
+        if n_bytes:
+            blocks[number] = pool.allocate(n_bytes)
+        elif number == EMPTIED[0]:
+            pool.empty_cache()
+        else:
+            pool.free(blocks.pop(number))
+    pool.empty_cache()
+    return pool.state(0)
+
+
+@lru_cache(maxsize=64)
+def _events(weights: RankWeights) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
+    """What loading does in the pool of large tensors, and in that of small ones."""
+    recorder = _Recorder()
+    _load(recorder, weights)
+    is_small = {number: _is_small(n_bytes) for number, n_bytes in recorder.events if n_bytes}
+    large, small = (
+        tuple(event for event in recorder.events if event == EMPTIED or is_small[event[0]] is wanted)
+        for wanted in (False, True)
+    )
+    return large, small
+
+
+def _load(pools: _Recorder, weights: RankWeights) -> None:
     """The tensors as built, in vLLM's order (see `allocated_by_load`), then each layer's post-load processing."""
     pools.allocate_all(_sizes(weights.before.built))
     order = sorted(
         ((i, section) for section in weights.layers for i in section.layer_indices), key=lambda x: x[0]
     )
-    layers: list[tuple[Section, dict[str, _Block]]] = []
+    layers: list[tuple[Section, dict[str, Block]]] = []
     caches = weights.caches.built
     for _, section in order:
-        blocks: dict[str, _Block] = {}
+        blocks: dict[str, Block] = {}
         for group in section.built:
             if caches and group.role not in ("attention", "quantisation_scales"):
                 _build_caches(pools, caches)
@@ -104,7 +165,7 @@ def _load(pools: Pools, weights: RankWeights) -> None:
     pools.empty_cache()
 
 
-def _build_caches(pools: Pools, groups: Iterable[ParameterGroup]) -> None:
+def _build_caches(pools: _Recorder, groups: Iterable[ParameterGroup]) -> None:
     for group in groups:
         if len(group.shape) == 2:
             build_rope(pools, RopeBuild(group.shape[0], group.shape[1], group.tensor_bytes))

@@ -7,7 +7,9 @@ from statistics import mean
 
 import pytest
 from recorded import Run, ranks, run_named, runs
+from vllm_capacity import plan
 from vllm_capacity.activations.peak import activation_peak
+from vllm_capacity.answer import Plan
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Lifetime, evaluate
 from vllm_capacity.units import GIB, MIB
@@ -152,3 +154,24 @@ def test_an_mlp_that_overwrites_its_input_never_holds_gate_up_and_downs_output_a
             suggestions=False,
         )  # fmt: skip
         assert answer.ranks[0].activation.n_bytes == peak  # type: ignore[union-attr]
+
+
+# -- blocks that are not split (max_split_size_mb=20 during the profile run, from 0.31.0 on)
+@pytest.mark.parametrize(
+    ("model", "rest"),
+    [
+        ("meta-llama/Llama-3.1-8B", 0),
+        ("deepseek-ai/DeepSeek-V2-Lite", 16_777_216),  # 32 MiB in the 48 MiB of a query projection
+        ("openai/gpt-oss-20b", 19_922_944),  # 45 MiB in the 64 MiB of an attention output
+        ("ibm-granite/granite-4.0-h-tiny", 0),
+    ],
+)
+def test_final_hidden_states_may_lie_in_a_larger_block_of_an_eager_run(model: str, rest: int) -> None:
+    """Records v0.33-*-eager: torch_peak_increase less the tensors alive at the peak, each in a block of its own."""
+    planned = plan(
+        model, gpu="H200", vllm_version="0.33.0", suggestions=False, dtype="bfloat16", max_model_len=32768,
+        max_num_batched_tokens=8192, max_num_seqs=1024, enforce_eager=True,
+    )  # fmt: skip
+    assert isinstance(planned, Plan)
+    found = next(t for t in planned.ranks[0].terms if t.name == "final_hidden_states")
+    assert found.values["rest"] == rest
