@@ -10,6 +10,7 @@ from vllm_capacity.weights.allocator import (
     LayerSizes,
     RopeBuild,
     allocated_by_load,
+    build_rope,
 )
 
 
@@ -76,8 +77,8 @@ def test_layers_are_counted_as_if_each_were_built() -> None:
 
 def test_an_fp32_cache_is_its_own_concatenation() -> None:
     pool = CachingAllocator(None)
-    pool.build_rope(RopeBuild(163840, 64, 163840 * 64 * 4))
+    build_rope(pool, RopeBuild(163840, 64, 163840 * 64 * 4))
     assert pool.allocated == 163840 * 64 * 4
     pool = CachingAllocator(None)
-    pool.build_rope(RopeBuild(131072, 128, 131072 * 128 * 2))
+    build_rope(pool, RopeBuild(131072, 128, 131072 * 128 * 2))
     assert pool.allocated == 131072 * 128 * 2

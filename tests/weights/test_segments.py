@@ -1,0 +1,70 @@
+"""What loading leaves partly used: the shortcut (pools apart, states kept) is the whole simulation, start to end."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from vllm_capacity import plan
+from vllm_capacity.inputs.models import load_model
+from vllm_capacity.overheads import workspaces
+from vllm_capacity.units import MIB
+from vllm_capacity.weights.allocator import SMALL, Block, CachingAllocator, SmallPool
+from vllm_capacity.weights.model import RankWeights
+from vllm_capacity.weights.segments import EMPTIED, _load, _Recorder, pinned_bytes
+
+MODELS = ("Qwen/Qwen2.5-0.5B-Instruct", "openai/gpt-oss-20b", "Qwen/Qwen3-8B-AWQ", "google/gemma-3-4b-it")
+
+
+def simulated(
+    weights: RankWeights, before: tuple[int, ...], after: tuple[int, ...], max_split: int | None
+) -> int:
+    """Every allocation in its order, in both pools of one device."""
+    large, small = CachingAllocator(max_split), SmallPool()
+
+    def pool(size: int) -> CachingAllocator:
+        return small if size <= SMALL else large
+
+    recorder = _Recorder()
+    recorder.allocate_all(before)
+    _load(recorder, weights)
+    recorder.allocate_all(after)
+    recorder.empty_cache()
+    blocks: dict[int, tuple[CachingAllocator, Block]] = {}
+    for number, n_bytes in recorder.events:
+        if n_bytes:
+            blocks[number] = pool(n_bytes), pool(n_bytes).allocate(n_bytes)
+        elif number == EMPTIED[0]:
+            large.empty_cache()
+            small.empty_cache()
+        else:
+            home, block = blocks.pop(number)
+            home.free(block)
+    return large.unused + small.unused
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("max_split", [None, 20 * MIB])
+def test_the_shortcut_is_the_simulation(model: str, max_split: int | None, monkeypatch: pytest.MonkeyPatch):
+    seen: list[RankWeights] = []
+
+    def kept(weights: RankWeights, *rest: object) -> int:
+        seen.append(weights)
+        return 0
+
+    monkeypatch.setattr(workspaces, "pinned_bytes", kept)
+    plan(load_model(model), gpu="H200", vllm_version="0.33.0", suggestions=False)
+    assert seen
+    chance = random.Random(model)
+    for weights in {id(weights): weights for weights in seen}.values():
+        for _ in range(8):
+            before = tuple(
+                chance.choice((512, 40_000, 700_000, 3 * MIB, 17 * MIB, 70 * MIB))
+                for _ in range(chance.randrange(6))
+            )
+            after = tuple(
+                chance.choice((2_000, 900_000, 5 * MIB, 33 * MIB)) for _ in range(chance.randrange(4))
+            )
+            assert pinned_bytes(weights, before, after, (), max_split) == simulated(
+                weights, before, after, max_split
+            )
