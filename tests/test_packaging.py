@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TREES = {"capacity": "vllm_capacity", "validate": "vllm_capacity/validate"}
-DATA = {".yaml", ".json", ".typed", ".c", ".gz", ".j2"}
+DATA = {".yaml", ".json", ".typed", ".c", ".gz", ".j2", ".css"}
 BESIDE = ("tests", "benchmarks", "container", "docs", "tools")
 
 
