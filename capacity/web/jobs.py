@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -73,7 +74,10 @@ def warm_up(settings: WebSettings) -> None:
     import vllm_capacity.sizing.ask  # noqa: F401
 
     default_device()
-    plan_document(PlanRequest(model="meta-llama/Llama-3.1-8B-Instruct"), settings)
+    with suppress(
+        CapacityError
+    ):  # a calibration file of this machine that cannot be read, say: each request will say so
+        plan_document(PlanRequest(model="meta-llama/Llama-3.1-8B-Instruct"), settings)
 
 
 def _json(document: Mapping[str, Any]) -> bytes:

@@ -58,6 +58,10 @@ class Worker:
     def process_id(self) -> int:
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
     async def ask(
         self, job: str, head: Mapping[str, Any], body: bytes, seconds: float
     ) -> tuple[dict[str, Any], bytes]:
@@ -144,8 +148,7 @@ class Pool:
         """Starts the workers in the background; a job that comes first waits for one."""
         if not self._started:
             self._started = True
-            for _ in range(self.settings.workers):
-                self._background(self._add())
+            self._background(self._fill())
 
     async def close(self) -> None:
         """Ends all workers."""
@@ -183,12 +186,16 @@ class Pool:
                         await held.enter_async_context(self._slow)
                     if lane.name != "page":
                         await held.enter_async_context(self._api)
-                    worker = await self._idle.get()
+                    while not (worker := await self._idle.get()).alive:
+                        self._background(self._replace(worker, AsyncExitStack()))
             except TimeoutError:
                 raise self._busy(lane) from None
-            return await self._ask(worker, lane, job, head, body)
+            return await self._ask(worker, held, lane, job, head, body)
 
-    async def _ask(self, worker: Worker, lane: Lane, job: str, head: Mapping[str, Any], body: bytes) -> bytes:
+    async def _ask(
+        self, worker: Worker, held: AsyncExitStack, lane: Lane, job: str, head: Mapping[str, Any], body: bytes
+    ) -> bytes:
+        """The answer; `held` is released with the worker, or with the one that takes its place."""
         reusable = False
         try:
             async with asyncio.timeout(lane.seconds):
@@ -204,7 +211,7 @@ class Pool:
             if reusable:
                 self._idle.put_nowait(worker)
             else:
-                self._background(self._replace(worker))
+                self._background(self._replace(worker, held.pop_all()))
         if answer["ok"]:
             return document
         problem = json.loads(document)
@@ -217,10 +224,16 @@ class Pool:
             headers={"Retry-After": str(lane.retry_after)},
         )
 
-    async def _replace(self, worker: Worker) -> None:
-        self._alive.discard(worker)
-        await worker.end()
-        await self._add()
+    async def _fill(self) -> None:
+        """One after the other: the first is ready the sooner, and somebody is waiting for it."""
+        for _ in range(self.settings.workers):
+            await self._add()
+
+    async def _replace(self, worker: Worker, held: AsyncExitStack) -> None:
+        async with held:
+            self._alive.discard(worker)
+            await worker.end()
+            await self._add()
 
     async def _add(self) -> None:
         attempt = 0

@@ -40,15 +40,19 @@ class Program:
 
 @contextmanager
 def running(
-    *options: str, environment: Mapping[str, str] | None = None, browser: bool = False
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+    browser: bool = False,
+    folder: Path | None = None,
 ) -> Iterator[Program]:
     """Starts the program on a free port; ends it, if it has not ended by itself."""
     words = [PROGRAM, "web", "--port", "0", *([] if browser else ["--no-browser"]), *options]
-    with tempfile.TemporaryDirectory() as folder:
-        errors = Path(folder) / "stderr"
+    with tempfile.TemporaryDirectory() as place:
+        errors = Path(place) / "stderr"
         with errors.open("wb") as file:
             process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | dict(environment or {})
+                words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | dict(environment or {}),
+                cwd=folder,
             )  # fmt: skip
         try:
             wait_until(lambda: "Ctrl-C" in errors.read_text() or process.poll() is not None)

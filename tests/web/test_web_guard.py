@@ -123,7 +123,7 @@ def hub() -> Iterator[HubServer]:
         yield hub
 
 
-def watched(tmp_path: Path, hub: HubServer, *options: str) -> Any:
+def watched(tmp_path: Path, hub: HubServer, *options: str, folder: Path | None = None) -> Any:
     place = tmp_path / "site"
     place.mkdir()
     (place / "sitecustomize.py").write_text(WATCH)
@@ -132,7 +132,7 @@ def watched(tmp_path: Path, hub: HubServer, *options: str) -> Any:
         "PYTHONPATH": str(place), "WATCH_FILE": str(tmp_path / "watched"), "HF_ENDPOINT": hub.url,
         "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }  # fmt: skip
-    return running(*options, environment=environment)
+    return running(*options, environment=environment, folder=folder)
 
 
 def ask_everything(program: Program) -> None:
@@ -166,7 +166,10 @@ def test_without_allow_hub_no_process_of_the_server_tries_a_connection(
 
 def test_with_allow_hub_a_model_of_the_hub_is_planned(tmp_path: Path, hub: HubServer) -> None:
     """And so the watch of the test above does see connections, and the Hub does hear them."""
-    with watched(tmp_path, hub, "--allow-hub") as program:
+    beside = tmp_path / "cwd" / "good" / "plain"  # `plan --model good/plain` would read this one
+    beside.mkdir(parents=True)
+    (beside / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}')
+    with watched(tmp_path, hub, "--allow-hub", folder=tmp_path / "cwd") as program:
         answer = program.client.post("/api/v1/plan", json={"model": "good/plain", "gpu": "H200"})
         assert answer.status_code == 200, answer.text
         document = answer.json()

@@ -24,7 +24,7 @@ def busy() -> Iterator[Served]:
     """A server whose slow lane is full for the whole of these tests, and overfull."""
     settings = WebSettings(page=False, workers=3, size_seconds=60, waiting_slow=4)
     with serving(settings) as served:
-        served.plan(model=LLAMA)
+        wait_until(lambda: len(served.app.state.pool.processes) == 3)
         stop = threading.Event()
         askers = [threading.Thread(target=_keep_asking, args=(served, stop)) for _ in range(6)]
         for asker in askers:
@@ -124,3 +124,16 @@ def test_a_server_whose_workers_do_not_start_says_so_and_still_stops(monkeypatch
         assert served.get("/healthz").json()["workers"] == 0
         problem(served.plan(model=LLAMA), 503, "busy")
     assert time.monotonic() - begun < 15
+
+
+def test_a_worker_that_died_while_it_had_nothing_to_do_costs_no_answer() -> None:
+    with serving(WebSettings(page=False, workers=2)) as served:
+        pool = served.app.state.pool
+        wait_until(lambda: pool.idle == 2)
+        before = pool.processes
+        for process in before:
+            os.kill(process, signal.SIGKILL)
+        wait_until(lambda: not any(worker.alive for worker in pool._alive))
+        assert served.plan(model=LLAMA).status_code == 200
+        wait_until(lambda: len(pool.processes) == 2)
+        assert not set(before) & set(pool.processes)

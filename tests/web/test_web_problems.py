@@ -377,6 +377,18 @@ def test_a_worker_that_dies_costs_one_answer_and_no_more() -> None:
         assert served.plan(model=LLAMA).status_code == 200
 
 
+def test_a_broken_calibration_file_of_the_machine_is_told_and_can_be_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "vllm-capacity").mkdir()
+    (tmp_path / "vllm-capacity" / "calibration.yaml").write_bytes(b"\xff\xfe")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with serving(WebSettings(page=False, workers=1)) as served:
+        members = problem(served.plan(model=LLAMA), 422, "cannot-plan")
+        assert "calibration" in members["detail"]
+        assert served.plan(model=LLAMA, calibration="none").status_code == 200
+
+
 # -- what problems say ----------------------------------------------------------------------------------------------
 
 
