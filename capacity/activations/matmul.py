@@ -63,15 +63,17 @@ def cublas_workspace(ctx: RankContext, lifetime: Lifetime) -> MemoryTerm:
 
 def cublaslt_workspace(ctx: RankContext) -> MemoryTerm:
     """cuBLASLt's own: 1 MiB, or CUBLASLT_WORKSPACE_SIZE in KiB. Recorded with PyTorch 2.11 (eager-qwen2.5-7b-kv-fp8-u0.5,
-    eager-qwen2.5-14b-cpu-offload-s256, gpt-oss-20b).
+    eager-qwen2.5-14b-cpu-offload-s256, gpt-oss-20b). Raises InputError for another value.
     """
     given = ctx.engine.environment.get("CUBLASLT_WORKSPACE_SIZE", "1024")
+    if not given.isdecimal() or len(given) > 9:
+        raise InputError(f"CUBLASLT_WORKSPACE_SIZE={given:.40} must be a number of KiB, for example 1024")
     return persistent(
         "cublaslt_workspace",
         "1024 * kib",
         "PyTorch, ATen/cuda/CublasHandlePool.cpp: parseCUDABlasLtWorkspaceSize",
         note="a product that adds a bias is cuBLASLt's",
-        kib=int(given) if given.isdecimal() and len(given) < 10 else 1024,
+        kib=int(given),
     )
 
 
