@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from vllm_capacity.context import RankContext
 from vllm_capacity.frozen import dataclass
@@ -40,17 +41,9 @@ def phase(name: str, terms: Iterable[MemoryTerm], *, warm_bytes: int | None = No
 
 
 def transient(
-    name: str,
-    formula: str,
-    source: str,
-    *,
-    note: str = "",
-    low: int | None = None,
-    high: int | None = None,
-    component: Component = Component.ACTIVATION,
-    **values: int | float,
+    name: str, formula: str, source: str, *, component: Component = Component.ACTIVATION, **more: Any
 ) -> MemoryTerm:
-    """Alive at the peak, gone after the profile run."""
+    """Alive at the peak, gone after the profile run; `more` is what `term` takes: low, high, note, the formula's values."""
     return term(
         name,
         component,
@@ -58,25 +51,14 @@ def transient(
         allocator=Allocator.TORCH,
         lifetime=Lifetime.PROFILE_TRANSIENT,
         source=source,
-        low=low,
-        high=high,
-        note=note,
-        **values,
+        **more,
     )
 
 
 def persistent(
-    name: str,
-    formula: str,
-    source: str,
-    *,
-    note: str = "",
-    low: int | None = None,
-    high: int | None = None,
-    component: Component = Component.WORKSPACE,
-    **values: int | float,
+    name: str, formula: str, source: str, *, component: Component = Component.WORKSPACE, **more: Any
 ) -> MemoryTerm:
-    """Allocated during the profile run and kept for the life of the engine."""
+    """Allocated during the profile run and kept for the life of the engine; `more` as for `transient`."""
     return term(
         name,
         component,
@@ -84,10 +66,7 @@ def persistent(
         allocator=Allocator.TORCH,
         lifetime=Lifetime.PROFILE_PERSISTENT,
         source=source,
-        low=low,
-        high=high,
-        note=note,
-        **values,
+        **more,
     )
 
 
