@@ -12,9 +12,9 @@ from web.browser.visiting import Visitor
 
 AXE = f"{axe_playwright_python.__path__[0]}/axe.min.js"
 HEAVY = ("serious", "critical")
-PLAN = "?model=Qwen/Qwen3-30B-A3B&gpu=H100-80GB&vllm=0.26.0&tp=2&context=32k&concurrency=8"
+PLAN = "?model=Qwen/Qwen3-30B-A3B&gpu=H100-80GB&vllm=0.26.0&pp=2&context=32k&concurrency=8"
 WRONG = "?model=Qwen/Qwen3-8B&gpu=H10&vllm=0.26.0&tp=x&flags=--max-num-sqs&colour=red"
-REFUSED = "?model=deepseek-ai/DeepSeek-V3&gpu=H100-80GB&vllm=0.26.0&tp=4&pp=2"
+REFUSED = "?model=Qwen/Qwen3-8B&gpu=H100-80GB&vllm=0.26.0&tp=3"
 LAYOUTS = "?model=Qwen/Qwen3-8B&gpu=L40S&vllm=0.26.0&context=8k&concurrency=4&tab=layouts"
 NAME = "document.activeElement.getAttribute('aria-label') || document.activeElement.innerText"
 

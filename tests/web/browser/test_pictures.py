@@ -29,10 +29,9 @@ def dark(visit: Visitor) -> None:
 
 
 def ledger(visit: Visitor) -> None:
-    page = visit.open(PLAN, width=1280, height=900)
+    page = visit.open(PLAN, width=1280, height=1000)
     visit.verdict("40 requests")
-    page.locator("summary[data-term^='activation/']").first.click()
-    page.locator(".vc-command").scroll_into_view_if_needed()
+    page.locator("summary[data-term^='weights/attention']").first.click()
     page.evaluate(
         "window.scrollTo(0, document.querySelector('.vc-curve').getBoundingClientRect().top + scrollY - 60)"
     )
