@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import ValidationError
 from vllm_capacity.errors import InputError
 from vllm_capacity.validate import compare as comparing
 from vllm_capacity.validate import gpu_state, matrix, planning, runner
@@ -38,7 +39,9 @@ def execute(options: Mapping[str, Any], flags: Mapping[str, Any]) -> int:
         return _matrix(options, settings, gpus)
     request = _request(options, flags)
     if request.gpus > len(gpus):
-        raise InputError(f"this layout needs {request.gpus} GPUs, {len(gpus)} are here (--tensor-parallel-size, --gpus)")
+        raise InputError(
+            f"this layout needs {request.gpus} GPUs, {len(gpus)} are here (--tensor-parallel-size, --gpus)"
+        )
     begin = replace(settings, gpu_indices=tuple(gpus[: request.gpus]))
     check_appendable(options["records"])
     record = runner.run(request, begin)
@@ -100,24 +103,29 @@ def _request(options: Mapping[str, Any], flags: Mapping[str, Any]) -> RunRequest
         if not equals:
             raise InputError(f"--env {pair}: write NAME=VALUE")
         env[name] = value
-    return RunRequest(
-        name=Path(options["model"]).stem
-        if Path(options["model"]).exists()
-        else options["model"].split("/")[-1],
-        model=options["model"],
-        flags=dict(flags),
-        usage=options["usage"],
-        load_format=options["load_format"],
-        env=env,
-        requests=Requests(
-            count=options["count"],
-            prompt_tokens=options["prompt_tokens"],
-            output_tokens=options["output_tokens"],
-        ),
-        limit_s=options["limit"],
-        peak_tensors=options["peak_tensors"],
-        debug_oom=options["debug_oom"],
-    )
+    try:
+        return RunRequest(
+            name=Path(options["model"]).stem
+            if Path(options["model"]).exists()
+            else options["model"].split("/")[-1],
+            model=options["model"],
+            flags=dict(flags),
+            usage=options["usage"],
+            load_format=options["load_format"],
+            env=env,
+            requests=Requests(
+                count=options["count"],
+                prompt_tokens=options["prompt_tokens"],
+                output_tokens=options["output_tokens"],
+            ),
+            limit_s=options["limit"],
+            peak_tensors=options["peak_tensors"],
+            debug_oom=options["debug_oom"],
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        flag = str(first["loc"][-1]).replace("_", "-").removesuffix("-s").replace("count", "requests")
+        raise InputError(f"--{flag}: {first['msg']}") from None
 
 
 def _matrix(options: Mapping[str, Any], settings: runner.RunnerSettings, gpus: Sequence[int]) -> int:

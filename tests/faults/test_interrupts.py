@@ -255,6 +255,19 @@ def test_a_run_that_could_not_be_recorded_is_not_begun(
     assert not (tmp_path / "validate-work" / "logs").exists()
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--limit", "nan"), ("--limit", "0s"), ("--requests", "-1"), ("--prompt-tokens", "0")]
+)
+def test_numbers_that_cannot_be_are_one_line(
+    start: Start, engines: dict[str, str], flag: str, value: str
+) -> None:
+    begun = start(*VALIDATE, "--model", LLAMA, flag, value, env=engines)
+    _, error = begun.process.communicate(timeout=60)
+    assert begun.process.returncode == 2
+    assert error.decode().startswith(f"vllm-capacity: error: {flag}: ")
+    assert error.count(b"\n") == 1
+
+
 def test_records_that_are_there_are_not_touched_by_an_interruption(
     start: Start, engines: dict[str, str], tmp_path: Path
 ) -> None:
