@@ -52,6 +52,10 @@ class Block:
         self.size, self.previous, self.next, self.free = size, previous, following, False
 
 
+_STAYS = Block(0)
+"""Stands for the neighbour of a free part of a segment that is never freed."""
+
+
 class CachingAllocator:
     """The large pool; small tensors only round up to 512 bytes. `allocated` counts blocks in use, small ones
     too.
@@ -70,8 +74,12 @@ class CachingAllocator:
         for size in free:
             self._release(Block(size))
         for size in pinned:
+            block = Block(size, _STAYS)
+            block.free = True
+            self._serial += 1
             self.reserved += size
-            self._release(Block(size, Block(0)))
+            self._free.append((size, self._serial, block))
+        self._free.sort()
 
     def allocate_all(self, sizes: Iterable[int]) -> None:
         for size in sizes:
