@@ -214,7 +214,16 @@ def _device_used(rank: RankRecord) -> int | None:
 def _kv_bytes(rank: RankRecord) -> int | None:
     if rank.kv_cache is None:
         return None
-    return sum(int(size) * int(count) for size, count in rank.kv_cache["tensors"])
+    sizes = [(int(size), int(count)) for size, count in rank.kv_cache["tensors"]]
+    total = sum(size * count for size, count in sizes)
+    allocated = rank.stages.get("kv_allocated", {}).get("allocated", total)
+    # tensors that overlay each other name the size of their common allocation (v1/kv_cache_interface.py: KVCacheTensor)
+    return total if total <= allocated else max(size for size, _ in sizes)
+
+
+def _after_profile(rank: RankRecord) -> str:
+    """The stage after the profile run and before any graph is captured to estimate it."""
+    return "before_graph_probe" if "before_graph_probe" in rank.stages else "profiled"
 
 
 def _workspace(rank: RankRecord) -> int | None:
@@ -234,7 +243,7 @@ PINNED = "allocator_fragmentation"
 
 def _pinned(rank: RankRecord) -> int | None:
     """What PyTorch keeps reserved and has not allocated once the profile run is over and its cache emptied."""
-    stage = rank.stages.get("before_graph_probe") or rank.stages.get("profiled") or {}
+    stage = rank.stages.get(_after_profile(rank), {})
     if "reserved" not in stage or "allocated" not in stage:
         return None
     return int(stage["reserved"] - stage["allocated"])
@@ -288,7 +297,7 @@ PARTS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Callable[[RankRecor
     (
         "kernel_modules",
         lambda t: t["name"] in ("kernel_modules", "collective_buffers"),
-        lambda r: difference(r, "non_torch_memory", "before_graph_probe", "runner_init"),
+        lambda r: difference(r, "non_torch_memory", _after_profile(r), "runner_init"),
     ),
     (
         "graph_probe",
