@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from vllm_capacity.answer import RefusedPlan, Status
+from vllm_capacity.answer import Plan, RefusedPlan, Status
 from vllm_capacity.report.html import environment as shared
 from vllm_capacity.report.html import lines
 from vllm_capacity.report.html.bars import OTHERS
@@ -45,10 +45,16 @@ def plan_sections(answer: Answer, opened: Collection[str] = ()) -> dict[str, str
         "points": answer.curve,
         "opened": frozenset(opened),
     }
-    names = ("verdict",) if isinstance(plan, RefusedPlan) else PLAN_SECTIONS
     sections = dict.fromkeys(PLAN_SECTIONS, "")
-    sections.update((name, render(name, **values)) for name in names)
+    sections.update((name, render(name, **values)) for name in _shown(plan))
     return sections
+
+
+def _shown(plan: Plan | RefusedPlan) -> tuple[str, ...]:
+    """Sections that have something to show."""
+    if isinstance(plan, RefusedPlan):
+        return ("verdict",)
+    return PLAN_SECTIONS if plan.kv_cache.stages else tuple(n for n in PLAN_SECTIONS if n != "curve")
 
 
 def spoken(answer: Answer) -> str:
@@ -59,7 +65,7 @@ def spoken(answer: Answer) -> str:
 
 def short(answer: Answer) -> str:
     """The figure that matters most, for a narrow page."""
-    if isinstance(answer.plan, RefusedPlan) or answer.plan.kv_cache.num_blocks <= 0:
+    if isinstance(answer.plan, RefusedPlan) or not answer.plan.kv_cache.tokens:
         return ""
     return f"{answer.plan.kv_cache.tokens:,} tokens, {answer.plan.kv_cache.max_concurrency:,.2f} at once"
 
