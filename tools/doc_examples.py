@@ -48,6 +48,7 @@ NEEDS = (
 FILES = {
     "server.log": "tests/data/logs/scenarios/sampler_warmup.log",
     "records.jsonl": "tests/data/records/h200_vllm_0.26.0.jsonl",
+    "latest.jsonl": "tests/data/records/h200_vllm_0.33.0.jsonl",
     "prices.yaml": "docs/prices.example.yaml",
     "runs.yaml": "validate/matrices/h200_eager.yaml",
     "afm/config.json": "docs/arcee.example.json",
