@@ -1,3 +1,3 @@
 """The tool's version, kept apart so that reading it imports nothing."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
