@@ -74,6 +74,13 @@ def test_valid_layouts_pass(parallel: ParallelConfig) -> None:
     check_layout(context(LLAMA).architecture, parallel, get_release("0.26.0"))
 
 
+def test_before_0_26_0_prompts_are_not_divided() -> None:
+    release = get_release("0.25.1")
+    check_layout(context(LLAMA).architecture, P(tp=16, dcp=2), release)
+    with pytest.raises(InputError, match="prefill-context-parallel-size is modelled from"):
+        check_layout(context(LLAMA).architecture, P(tp=2, pcp=2), release)
+
+
 def test_experts_may_be_fewer_than_ranks_divide_with_expert_parallelism() -> None:
     check_layout(context(QWEN_MOE).architecture, P(tp=4, dp=8, expert_parallel=True), get_release("0.26.0"))
 

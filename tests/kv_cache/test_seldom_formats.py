@@ -1,0 +1,81 @@
+"""Bytes of one block of one layer for cache formats that few plans use, counted by hand from vLLM 0.33.0's sources.
+
+Written because changes of these numbers went unnoticed (docs/mutation.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kv_building import plan
+from vllm_capacity import plan as plan_model
+from vllm_capacity.answer import Plan
+from vllm_capacity.kv_cache.specs import (
+    FullAttentionSpec,
+    KVCacheSpec,
+    KVLayers,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+
+
+def specs(model: str, **flags: Any) -> list[KVCacheSpec]:
+    found = plan_model(model, vllm_version="0.33.0", suggestions=False, **flags)
+    assert isinstance(found, Plan), found.verdict.message
+    return list(dict.fromkeys(run.spec for group in found.kv_cache.groups for run in group.layer_specs))
+
+
+def pages(model: str, **flags: Any) -> list[int]:
+    return sorted({spec.page_size_bytes for spec in specs(model, **flags)})
+
+
+def test_four_bit_sparse_latent_cache() -> None:
+    """352 bytes per token (model_executor/layers/attention/mla_attention.py:1386); the indexer keeps 128 fp8 keys and one fp32
+    scale (models/deepseek_v2.py). Blocks of 64 tokens.
+    """
+    found = pages(
+        "deepseek-ai/DeepSeek-V3.2", gpu="B200", tensor_parallel_size=8, kv_cache_dtype="nvfp4_ds_mla"
+    )
+    assert found == [64 * (128 + 4), 64 * 352]
+
+
+def test_four_bit_cache_has_a_slot_for_keys_and_one_for_values_of_each_head() -> None:
+    """`FlashInferBackend.customize_spec`: 2 x heads slots of head_size / 2 bytes and head_size / 16 scales."""
+    found = specs(
+        "meta-llama/Llama-3.1-8B-Instruct", gpu="B200", kv_cache_dtype="nvfp4", attention_backend="FLASHINFER"
+    )
+    assert [spec.page_size_bytes for spec in found] == [16 * (2 * 8) * (128 // 2 + 128 // 16)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "per_head"),
+    [
+        ("int8_per_token_head", 128 + 128 + 8),
+        ("fp8_per_token_head", 128 + 128 + 8),
+        ("int4_per_token_head", 64 + 64 + 8),
+    ],
+)
+def test_a_scale_per_token_and_head_is_kept_beside_keys_and_values(dtype: str, per_head: int) -> None:
+    """TritonAttentionBackend.customize_spec: two fp32 scales."""
+    assert pages("meta-llama/Llama-3.1-8B-Instruct", gpu="H200", kv_cache_dtype=dtype) == [16 * 8 * per_head]
+
+
+def test_the_indexer_of_deepseek_v4_keeps_fp8_keys_and_a_scale_for_every_four_tokens() -> None:
+    """256 tokens are 64 states of 128 + 4 bytes, rounded up to multiples of 576 (models/deepseek_v4)."""
+    found = specs("deepseek-ai/DeepSeek-V4-Flash", gpu="H200", tensor_parallel_size=8, kv_cache_dtype="fp8")
+    indexers = [spec for spec in found if isinstance(spec, MLAAttentionSpec) and spec.head_size == 128 + 4]
+    assert [spec.page_size_bytes for spec in indexers] == [-(-64 * 132 // 576) * 576]
+
+
+def test_a_model_without_a_cache_asks_for_no_block() -> None:
+    free = plan(KVLayers(runs=(), layer_index=(), block_size=16))
+    assert (free.num_blocks, free.blocks_per_request, free.tokens, free.max_concurrency) == (1, 0, 0, 0.0)
+
+
+def test_windows_beside_full_attention_of_the_same_size_stay_apart() -> None:
+    """No latent cache there: nothing is allocated as if it were full (_get_kv_cache_groups_full_allocation)."""
+    full = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128)
+    window = SlidingWindowSpec(block_size=16, num_kv_heads=8, head_size=128, sliding_window=1024)
+    found = plan([full if i % 6 == 5 else window for i in range(24)], release="0.33.0")
+    assert {type(group.spec) for group in found.groups} == {FullAttentionSpec, SlidingWindowSpec}
