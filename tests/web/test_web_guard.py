@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -128,8 +129,9 @@ def watched(tmp_path: Path, hub: HubServer, *options: str, folder: Path | None =
     place.mkdir()
     (place / "sitecustomize.py").write_text(WATCH)
     (tmp_path / "watched").touch()
+    path = os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))
     environment = {
-        "PYTHONPATH": str(place), "WATCH_FILE": str(tmp_path / "watched"), "HF_ENDPOINT": hub.url,
+        "PYTHONPATH": path, "WATCH_FILE": str(tmp_path / "watched"), "HF_ENDPOINT": hub.url,
         "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }  # fmt: skip
     return running(*options, environment=environment, folder=folder)
