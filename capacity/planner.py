@@ -34,6 +34,7 @@ from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads import graph_estimate, overhead_terms
 from vllm_capacity.overheads.offload import offload_warnings
 from vllm_capacity.overheads.requests import request_warnings
+from vllm_capacity.overheads.runner_buffers import runner_tensors
 from vllm_capacity.overheads.unmodelled import unmodelled_warnings
 from vllm_capacity.parallel import stage_bounds
 from vllm_capacity.releases.release import Release
@@ -235,8 +236,9 @@ def _rank_kinds(
         activation = activation_peak(context)
         graphs = graph_estimate(context)
         common = (*overhead_terms(context), *activation.terms)
+        runner = runner_tensors(context)
         for ep_rank, ranks in _expert_shares(architecture, engine, pp_rank):
-            terms = (*weight_terms(context, ep_rank), *common)
+            terms = (*weight_terms(context, ep_rank, runner=runner), *common)
             budget = rank_budget(
                 terms, release,
                 cuda_total_bytes=device.cuda_total_bytes,

@@ -150,7 +150,16 @@ def runner_tensors(ctx: RankContext) -> tuple[int, ...]:
         states = (row, row, 2 * row, *drafts, row)
         return (*states, 4 * tokens, 8 * tokens, tokens, row + 4, row, row)
     embeds = tokens * ctx.architecture.hidden_size * DTYPE_BYTES[engine.dtype]
-    return (4 * tokens, 8 * tokens, 8 * tokens, 8 * tokens, tokens, embeds, 48 * sequences, 24 * sequences)
+    inputs = (4 * tokens, 8 * tokens, 8 * tokens, 8 * tokens, tokens)
+    return (4 * sequences * _first_row(ctx), *inputs, embeds, 48 * sequences, 24 * sequences)
+
+
+def _first_row(ctx: RankContext) -> int:
+    """Block ids per sequence in the table that runner V1 makes before it knows the KV cache groups.
+
+    Source: v1/worker/gpu_model_runner.py: __init__ (placeholder_block_size; 0.19.0 to 0.33.0).
+    """
+    return cdiv(ctx.engine.max_model_len, ctx.engine.block_size or 16)
 
 
 def sampler_tensors(ctx: RankContext) -> tuple[int, ...]:
@@ -196,7 +205,7 @@ def _v1(ctx: RankContext) -> Iterator[MemoryTerm]:
     yield term(
         "inputs_embeds",
         BUFFERS,
-        "tokens * hidden * el",
+        "block(tokens * hidden * el)",
         lifetime=Lifetime.RUNNER_INIT,
         source=source,
         note="allocated for text-only models too",
@@ -244,21 +253,35 @@ def _block_tables(ctx: RankContext) -> Iterator[MemoryTerm]:
     groups = len(ctx.kv_groups)
     if not ctx.kv_groups and ctx.architecture.has_attention:
         groups, entries = 1, aligned_blocks(ctx.engine.max_model_len, ctx.engine.block_size or 16)
+    v1 = ctx.engine.model_runner == "V1"
+    early = _first_row(ctx) if v1 else 0
+    if early:
+        yield term(
+            "first_block_table",
+            BUFFERS,
+            "4 * sequences * blocks_per_row",
+            lifetime=Lifetime.RUNNER_INIT,
+            source="v1/worker/gpu_model_runner.py: GPUModelRunner.__init__ (InputBatch)",
+            note="made with a placeholder for the block size; made again where that or the groups are others",
+            sequences=ctx.engine.max_num_seqs,
+            blocks_per_row=early,
+        )
     yield term(
         "block_tables",
         BUFFERS,
         "4 * copies * sequences * blocks_per_row",
         lifetime=Lifetime.AFTER_PROFILE,
         source="v1/worker/gpu/block_table.py: BlockTables; v1/worker/block_table.py: BlockTable",
+        note="what the first table does not hold" if v1 else "",
         copies=copies,
         sequences=ctx.engine.max_num_seqs,
-        blocks_per_row=entries,
+        blocks_per_row=max(entries - early, 0),
     )
     yield term(
         "slot_mappings",
         BUFFERS,
         "8 * groups * tokens * rows",
-        lifetime=Lifetime.AFTER_PROFILE,
+        lifetime=Lifetime.RUNNER_INIT if v1 else Lifetime.AFTER_PROFILE,
         source="v1/worker/gpu/block_table.py: slot_mappings; v1/worker/gpu/pcp_manager.py: PCPManager",
         groups=groups,
         tokens=ctx.engine.max_num_batched_tokens,

@@ -240,13 +240,14 @@ def allocated_by_load(
     libraries: tuple[int, ...],
     after: tuple[int, ...],
     max_split: int | None,
+    free: tuple[int, ...] = (),
 ) -> int:
     """Allocated bytes after building the tensors in vLLM's order: `before`, the layers by index, `after`.
 
     `layers` pairs the sizes of one kind of layer with the indices of its layers. Rope caches, then the
-    libraries' buffers, come after the attention tensors of the first layer.
+    libraries' buffers, come after the attention tensors of the first layer. `free`: blocks that are there already.
     """
-    pool = CachingAllocator(max_split)
+    pool = CachingAllocator(max_split, free)
     pool.allocate_all(before)
     order = [
         kind
@@ -261,16 +262,16 @@ def allocated_by_load(
     pool.allocate_all(first.sizes[first.attention :])
     tail = _Kind(after)
     smallest = min((size for kind in (*kinds, tail) for size in kind.large), default=0)
-    free = pool.state(smallest)
+    left = pool.state(smallest)
     seen: dict[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
     total = pool.allocated
     for index in order[1:]:
-        found = seen.get((index, free))
+        found = seen.get((index, left))
         if found is None:
-            found = seen[index, free] = _one_layer(kinds[index], free, smallest, max_split)
+            found = seen[index, left] = _one_layer(kinds[index], left, smallest, max_split)
         total += found[0]
-        free = found[1]
-    return total + _one_layer(tail, free, smallest, max_split)[0]
+        left = found[1]
+    return total + _one_layer(tail, left, smallest, max_split)[0]
 
 
 class _Kind:

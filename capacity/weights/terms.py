@@ -11,7 +11,14 @@ from typing import Any
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.units import DTYPE_BYTES, round_up
-from vllm_capacity.weights.allocator import LOAD_MAX_SPLIT, LayerSizes, RopeBuild, allocated_by_load
+from vllm_capacity.weights.allocator import (
+    LOAD_MAX_SPLIT,
+    SMALL,
+    CachingAllocator,
+    LayerSizes,
+    RopeBuild,
+    allocated_by_load,
+)
 from vllm_capacity.weights.allocator_settings import AllocatorSettings, allocator_settings
 from vllm_capacity.weights.groups import ROLES, ParameterGroup
 from vllm_capacity.weights.imports import imported_tables
@@ -40,29 +47,37 @@ SOURCES = {
 _NAME = re.compile(r"\W+")
 
 
-def weight_terms(ctx: RankContext, ep_rank: int = 0) -> tuple[MemoryTerm, ...]:
-    """One exact term per role of tensor, then `allocator_rounding`; all of lifetime
-    `load`.
+def weight_terms(
+    ctx: RankContext, ep_rank: int = 0, *, runner: tuple[int, ...] = ()
+) -> tuple[MemoryTerm, ...]:
+    """One exact term per role of tensor, then `allocator_rounding`; all of lifetime `load`.
+
+    `runner`: bytes of the tensors that the model runner made before; weights are cut from what they leave of a segment.
     """
     workspace = deep_gemm_workspace(ctx, method_of(ctx))
     settings = allocator_settings(ctx.engine.environment)
+    free = left_of_segments(runner, settings.max_split)
     if ctx.release.has("load_max_split_size"):
         settings = replace(settings, max_split=LOAD_MAX_SPLIT)
     tables = imported_tables(ctx)
-    return _terms(
-        rank_weights(ctx, ep_rank), workspace, deep_gemm_workspace_is_measured(ctx), settings, tables
-    )
+    measured = deep_gemm_workspace_is_measured(ctx)
+    return _terms(rank_weights(ctx, ep_rank), workspace, measured, settings, tables, free)
 
 
 @lru_cache(maxsize=256)
 def _terms(
-    weights: RankWeights, workspace: int, measured: bool, settings: AllocatorSettings, tables: int
+    weights: RankWeights,
+    workspace: int,
+    measured: bool,
+    settings: AllocatorSettings,
+    tables: int,
+    free: tuple[int, ...],
 ) -> tuple[MemoryTerm, ...]:
     by_role: dict[str, list[ParameterGroup]] = {}
     for group in weights.groups:
         by_role.setdefault(group.role, []).append(group)
     terms = [_role_term(role, by_role[role]) for role in ROLES if role in by_role]
-    terms.append(_rounding_term(weights, workspace, measured, settings, tables))
+    terms.append(_rounding_term(weights, workspace, measured, settings, tables, free))
     return tuple(terms)
 
 
@@ -86,11 +101,16 @@ def _load_peak(weights: RankWeights) -> int:
 
 
 def allocated_bytes(
-    weights: RankWeights, *, workspace: int = 0, max_split: int | None = LOAD_MAX_SPLIT
+    weights: RankWeights,
+    *,
+    workspace: int = 0,
+    max_split: int | None = LOAD_MAX_SPLIT,
+    free: tuple[int, ...] = (),
 ) -> int:
     """What `torch.cuda.memory_allocated` grows by over model loading, `workspace` included.
 
-    `max_split` is max_split_size_mb in bytes while loading, None without.
+    `max_split` is max_split_size_mb in bytes while loading, None without; `free` are blocks of segments that hold other
+    tensors.
     """
     ropes = tuple(
         RopeBuild(group.shape[0], group.shape[1], group.tensor_bytes)
@@ -105,7 +125,16 @@ def allocated_bytes(
         (*others, workspace) if workspace else others,
         _sizes(weights.after.groups),
         max_split,
+        free,
     )
+
+
+@lru_cache(maxsize=256)
+def left_of_segments(sizes: tuple[int, ...], max_split: int | None) -> tuple[int, ...]:
+    """Free blocks beside tensors of these sizes, made in this order."""
+    pool = CachingAllocator(max_split)
+    pool.allocate_all(sizes)
+    return pool.state(SMALL + 1)
 
 
 def _sizes(groups: Iterable[ParameterGroup]) -> tuple[int, ...]:
@@ -167,11 +196,16 @@ def _short(name: str) -> str:
 
 
 def _rounding_term(
-    weights: RankWeights, workspace: int, measured: bool, settings: AllocatorSettings, tables: int
+    weights: RankWeights,
+    workspace: int,
+    measured: bool,
+    settings: AllocatorSettings,
+    tables: int,
+    free: tuple[int, ...],
 ) -> MemoryTerm:
     """What "Model loading took" counts beyond the tensors of the model."""
     tensors = weights.n_bytes
-    usual = allocated_bytes(weights, workspace=workspace, max_split=settings.max_split) - workspace
+    usual = allocated_bytes(weights, workspace=workspace, max_split=settings.max_split, free=free) - workspace
     at_least = sum(round_up(group.tensor_bytes, 512) * group.count for group in weights.groups)
     allocated = at_least if settings.expandable else usual
     blocks = (
