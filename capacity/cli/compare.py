@@ -32,10 +32,11 @@ def command(sides: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         import json
 
+        from vllm_capacity._version import __version__
+
+        sides_given = {"a": shlex.join(left), "b": shlex.join(right)}
         click.echo(
-            json.dumps(
-                {"a": shlex.join(left), "b": shlex.join(right), "rows": [row.as_dict() for row in rows]}
-            )
+            json.dumps({"tool_version": __version__, **sides_given, "rows": [row.as_dict() for row in rows]})
         )
     else:
         from rich.console import Console

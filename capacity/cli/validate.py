@@ -18,6 +18,8 @@ def _flags(extra: tuple[str, ...]) -> dict[str, Any]:
     words = list(extra)
     while words:
         word = words.pop(0)
+        if word.startswith("-") and word[1:] in SHORT:
+            word = f"-{word}"  # -tp, as vLLM takes it
         if not word.startswith("--"):
             raise click.UsageError(f"unexpected argument {word!r}")
         name, _, value = word[2:].partition("=")
@@ -39,6 +41,8 @@ SHORT = {
     "dp": "data_parallel_size",
     "ep": "enable_expert_parallel",
     "dcp": "decode_context_parallel_size",
+    "q": "quantization",
+    "cc": "compilation_config",
     "model-len": "max_model_len",
 }
 

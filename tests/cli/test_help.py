@@ -13,7 +13,9 @@ from pathlib import Path
 
 import click
 import pytest
+from vllm_capacity import __version__
 from vllm_capacity.cli import COMMANDS, group, run
+from vllm_capacity.releases import supported_releases
 
 DATA = Path(__file__).parents[1] / "data"
 FILES = {
@@ -131,3 +133,10 @@ def test_the_example_runs(
         return
     assert code in ((0, 1) if name == "explain" else (0, 3) if name == "validate" else (0,)), shown.err
     assert shown.out.strip()
+
+
+def test_version_names_the_tool_and_the_releases_it_knows(capsys: pytest.CaptureFixture[str]):
+    assert run(["--version"]) == 0
+    assert (
+        capsys.readouterr().out == f"vllm-capacity {__version__} (vLLM {', '.join(supported_releases())})\n"
+    )

@@ -106,6 +106,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
         (["--model", "m", "--replay", "r"], "exactly one"),
         ([], "exactly one"),
         ([*engine_flags(request), "--tensor-parallel-size", "4"], "needs 4 GPUs, 2 are here"),
+        ([*engine_flags(request), "-tp", "4"], "needs 4 GPUs, 2 are here"),
         ([*engine_flags(request), "--gpus", "7"], "GPU 7 is not here"),
         ([*engine_flags(request), "--env", "broken"], "NAME=VALUE"),
         (["--matrix", str(tmp_path / "none.yaml")], "cannot be read"),
