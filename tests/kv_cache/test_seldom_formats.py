@@ -15,6 +15,7 @@ from vllm_capacity.kv_cache.specs import (
     FullAttentionSpec,
     KVCacheSpec,
     KVLayers,
+    MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
@@ -79,3 +80,11 @@ def test_windows_beside_full_attention_of_the_same_size_stay_apart() -> None:
     window = SlidingWindowSpec(block_size=16, num_kv_heads=8, head_size=128, sliding_window=1024)
     found = plan([full if i % 6 == 5 else window for i in range(24)], release="0.33.0")
     assert {type(group.spec) for group in found.groups} == {FullAttentionSpec, SlidingWindowSpec}
+
+
+def test_a_pool_of_states_alone_holds_as_many_longest_requests_as_it_has_blocks() -> None:
+    """A state takes one block of each layer whatever the length; block 0 is nobody's."""
+    state = MambaSpec(block_size=32768, shapes=((3, 64), (8000,)), dtypes=("bfloat16",) * 2)
+    found = plan([state] * 4, 64 * 1000 * 1000, max_model_len=32768)
+    assert found.num_blocks > 10
+    assert found.pool_tokens == (found.num_blocks - 1) * 32768
