@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.inputs.command_line import emit_command_line
-from vllm_capacity.inputs.environment import variable
+from vllm_capacity.inputs.environment import planned
 from vllm_capacity.releases.release import Release
 
 _CREDENTIALS = ("api_key", "hf_token")
@@ -21,11 +21,7 @@ def fit_to_show(args: EngineArgs, release: Release) -> EngineArgs:
     """The same plan without what others must not see: credentials, and variables that no plan depends on."""
     return replace(
         args,
-        environment={
-            name: value
-            for name, value in args.environment.items()
-            if variable(name, release).effect != "no_effect"
-        },
+        environment=planned(args.environment, release),
         others={name: value for name, value in args.others.items() if name not in _CREDENTIALS},
     )
 

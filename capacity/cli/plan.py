@@ -126,10 +126,10 @@ def command(
         click.echo(json.dumps(plans_to_dict(plans)))
     else:
         from rich.console import Console
-        from vllm_capacity.inputs.command_line import emit_command_line
         from vllm_capacity.report.text import print_plans
+        from vllm_capacity.reproduce import serve_line
 
-        serve = emit_command_line(
+        serve = serve_line(
             inputs.model, replace(inputs.args, tensor_parallel_size=inputs.degrees[0]), inputs.release
         )
         print_plans(plans, Console(highlight=False, emoji=False), serve_line=serve)

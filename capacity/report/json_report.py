@@ -11,6 +11,7 @@ from typing import Any
 from vllm_capacity._version import __version__
 from vllm_capacity.answer import Plan, RankPlan, RefusedPlan, Verdict
 from vllm_capacity.budget import Account
+from vllm_capacity.inputs.environment import planned
 
 SCHEMA_VERSION = 1
 
@@ -120,7 +121,7 @@ def _engine(plan: Plan) -> dict[str, Any]:
         "num_gpu_blocks_override": engine.num_gpu_blocks_override,
         "mamba_cache_mode": engine.mamba_cache_mode,
         "num_speculative_tokens": engine.num_speculative_tokens,
-        "environment": dict(engine.environment),
+        "environment": planned(engine.environment, plan.release),
     }
 
 

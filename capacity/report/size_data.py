@@ -7,8 +7,8 @@ import io
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from vllm_capacity import reproduce
 from vllm_capacity._version import __version__
-from vllm_capacity.inputs.command_line import emit_command_line
 
 if TYPE_CHECKING:
     from vllm_capacity.sizing.ask import Report
@@ -92,7 +92,7 @@ def row_to_dict(report: Report, row: Row) -> dict[str, Any]:
 
 def serve_line(report: Report, row: Row) -> str:
     """The `vllm serve` line of one replica."""
-    return emit_command_line(row.model, row.args, report.question.release)
+    return reproduce.serve_line(row.model, row.args, report.question.release)
 
 
 def answer_to_csv(report: Report) -> str:

@@ -76,6 +76,13 @@ def variable(name: str, release: Release) -> Variable:
     return Variable(name, "no_effect", "neither vLLM nor NCCL, PyTorch or cuBLAS reads it for memory")
 
 
+def planned(environment: Mapping[str, str], release: Release) -> dict[str, str]:
+    """The variables that a plan depends on: what may be shown. Others, credentials among them, stay with who gave them."""
+    return {
+        name: value for name, value in environment.items() if variable(name, release).effect != "no_effect"
+    }
+
+
 def check_environment(
     environment: Mapping[str, str], release: Release, *, allow_unmodelled: bool = False
 ) -> tuple[Variable, ...]:
