@@ -153,7 +153,9 @@ def test_a_broken_plan_formula_does_not_touch_the_dry_run(dry_run, monkeypatch):
     from vllm_capacity.weights.terms import weight_terms
 
     right = dry_run()
-    monkeypatch.setattr(planner, "weight_terms", lambda ctx, ep=0: tuple(weight_terms(ctx, ep)[1:]))
+    monkeypatch.setattr(
+        planner, "weight_terms", lambda ctx, ep=0, **more: tuple(weight_terms(ctx, ep, **more)[1:])
+    )
     broken = dry_run()
     assert broken["ranks"][0]["weights_bytes"] == right["ranks"][0]["weights_bytes"]
     assert broken["ranks"][0]["activation_peak_bytes"] == right["ranks"][0]["activation_peak_bytes"]
@@ -174,7 +176,9 @@ def test_check_finds_nothing_where_the_plan_is_right_and_the_term_where_it_is_wr
     from vllm_capacity.weights.terms import weight_terms
 
     monkeypatch.setattr(
-        planner, "weight_terms", lambda ctx, ep=0: tuple(t for t in weight_terms(ctx, ep) if t.name != "mlp")
+        planner,
+        "weight_terms",
+        lambda ctx, ep=0, **more: tuple(t for t in weight_terms(ctx, ep, **more) if t.name != "mlp"),
     )
     found = check()
     assert found["weights.mlp"]["plan"] == 0

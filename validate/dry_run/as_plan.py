@@ -165,6 +165,8 @@ def _kv_cache(run: DryRun, first: Any) -> dict[str, Any] | None:
         "num_blocks": kv["num_blocks"],
         "block_size": block,
         "tokens": kv["tokens"],
+        "second_start_num_blocks": kv["num_blocks"],
+        "second_start_tokens": kv["tokens"],
         "pool_tokens": kv["num_blocks"] * block,
         "max_concurrency": kv["max_concurrency"],
         "marginal_bytes_per_token": run.plan.kv_cache.marginal_bytes_per_token if run.plan else 0,

@@ -19,7 +19,7 @@ from vllm_capacity.weights.groups import role_of
 SEEN = "vLLM's own code, run on tensors without storage"
 UNSEEN = "from the analytical plan: not visible without a GPU"
 COMPILED = "from the analytical plan: the dry-run profiles eagerly"
-KEPT_FROM_PLAN = ("allocator_rounding", "cublas_workspace", "cublaslt_workspace")
+KEPT_FROM_PLAN = ("allocator_rounding", "cublas_workspace", "cublaslt_workspace", "allocator_fragmentation")
 """Terms of PyTorch's allocator that no operator makes."""
 _REPLACED = (Lifetime.LOAD, Lifetime.RUNNER_INIT, Lifetime.PROFILE_TRANSIENT, Lifetime.PROFILE_PERSISTENT)
 
@@ -29,6 +29,8 @@ def rank_terms(
 ) -> tuple[MemoryTerm, ...]:
     """The ledger of one rank. `planned` is the plan's for the same rank, empty where there is none."""
     terms = [*_weights(built), *_runner(built), *_activation(built)]
+    if plan is not None and plan.release.has("profile_max_split_size"):
+        terms += _unsplit(built)
     if compiled and plan is not None and planned:
         terms.append(_compiling(built, planned, plan, stage))
     for t in planned:
@@ -110,6 +112,15 @@ def _activation(built: Mapping[str, Any]) -> list[MemoryTerm]:
     ]  # fmt: skip
 
 
+def _unsplit(built: Mapping[str, Any]) -> list[MemoryTerm]:
+    """What PyTorch counts beyond the tensors alive at the peak where the profile run does not split large blocks."""
+    rest = (built.get("profile") or {}).get("unsplit_bytes", 0)
+    return [
+        term("unsplit_blocks", Component.ACTIVATION, "rest", lifetime=Lifetime.PROFILE_TRANSIENT,
+             source="v1/worker/gpu_worker.py: determine_available_memory (max_split_size_mb=20)", note=UNSEEN, rest=rest),
+    ] if rest else []  # fmt: skip
+
+
 def _compiling(built: Mapping[str, Any], planned: Sequence[MemoryTerm], plan: Plan, stage: int) -> MemoryTerm:
     """What a compiled run's peak is above (or below) the eager one, by the analytical model.
 
@@ -119,7 +130,7 @@ def _compiling(built: Mapping[str, Any], planned: Sequence[MemoryTerm], plan: Pl
     compiled = _activation_bytes(planned, plan)
     here = next(kind for kind in eager_plan(plan).ranks if kind.ranks[0][1] == stage)
     eager = here.budget.totals[Account.ACTIVATION]
-    cublas = sum(t.n_bytes for t in planned if t.name in KEPT_FROM_PLAN[1:])
+    cublas = sum(t.n_bytes for t in planned if t.name in KEPT_FROM_PLAN[1:3])
     seen = sum(t.n_bytes for t in _activation(built)) + cublas
     return term(
         "compiled_less_eager",

@@ -120,6 +120,10 @@ def _detach(config: Any) -> None:
             value.clear()
 
 
+UNSPLIT, UNSPLIT_MULTIPLE = 20 << 20, 2 << 20
+"""With max_split_size_mb=20 a tensor of this size takes a whole segment, a multiple of 2 MiB."""
+
+
 def _profile(worker: Any, ledger: TensorLedger, top: int) -> dict[str, Any]:
     start, first = ledger.current, ledger.serial
     ledger.keep_peak = True
@@ -128,11 +132,14 @@ def _profile(worker: Any, ledger: TensorLedger, top: int) -> dict[str, Any]:
     made = sorted(
         (a for a in ledger.at_peak.values() if a.serial > first), key=lambda a: (-a.n_bytes, a.serial)
     )
-    activation = getattr(worker, "peak_activation_memory", None)
+    activation, kept = getattr(worker, "peak_activation_memory", None), ledger.current - start
+    if activation is not None and hasattr(worker, "total_consumed"):
+        activation += kept  # from 0.27.0 on vLLM's figure is what comes on top of what stays
     return {
         "peak_bytes": ledger.peak - start,
         "vllm_peak_bytes": int(activation) if activation is not None else None,
-        "kept_bytes": ledger.current - start,
+        "kept_bytes": kept,
+        "unsplit_bytes": sum(-a.n_bytes % UNSPLIT_MULTIPLE for a in made if a.n_bytes >= UNSPLIT),
         "operations": ledger.operations,
         "alive_at_peak": len(made),
         "tensors": [
