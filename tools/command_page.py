@@ -12,7 +12,8 @@ INTRODUCTION = """\
 # Commands
 
 The same as `--help` of each command. Where a command plans, any other flag of `vllm serve` is accepted under its own name.
-Bad input is one line on stderr and exit code 2. `vllm-capacity --version` names the vLLM releases that it knows.
+Bad input is one line on stderr and exit code 2; 130 is Ctrl-C, 143 SIGTERM, 141 a reader of the output that went away
+(`| head`). `vllm-capacity --version` names the vLLM releases that it knows.
 
 This page is written by `tools/write_docs.py`.
 """

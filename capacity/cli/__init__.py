@@ -71,6 +71,9 @@ def group() -> None:
     \b
     vllm-capacity plan --model Qwen/Qwen3-30B-A3B --gpu H100-80GB --tp 2
     vllm-capacity plan -- vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 32k
+
+    Exit codes of every command: 2 bad input (one line on stderr), 130 Ctrl-C, 143 SIGTERM, 141 the reader of the output
+    went away (`| head`); the others are told by each command.
     """
 
 

@@ -42,6 +42,7 @@ def refusal(config: ModelConfig, parallel: ParallelConfig, release: str = "0.26.
         (LLAMA, P(pp=2, layer_partition=(10, 10)), "must have 2 entries that sum to 32"),
         (LLAMA, P(tp=2, pcp=2, dp=2), "PCP does not support data parallelism yet."),
         (LLAMA, P(tp=2, pcp=2, dcp=3), "valid DCP sizes are [1, 2, 4]"),
+        (LLAMA, P(tp=4, pcp=2, dcp=6), "valid DCP sizes are [1, 2, 8]"),
         (changed("Qwen/Qwen3-30B-A3B", moe_intermediate_size=770), P(tp=4), "770 is not divisible by 4"),
         (WIDE, P(tp=4), "14338 is not divisible by 4"),
         (UNEVEN, P(tp=4), "6 is not divisible by 4"),
