@@ -316,10 +316,23 @@ def _rank_plan(kind: _RankKind, kv_cache: KVCachePlan, engine: EngineConfig) -> 
         kv_blocks=kv_cache.num_blocks,
         load_transient_bytes=load_peak_bytes(kind.context),
         graph_actual_bytes=budget.totals[Account.CUDA_GRAPHS],
-        # PyTorch keeps what the sampler's warm-up took, so nvidia-smi shows it from then on
-        device_used_bytes=device_bytes(terms, PERSISTENT)
-        + sum(t.n_bytes for t in terms if t.name == SAMPLER_WARMUP),
+        device_used_bytes=device_bytes(terms, PERSISTENT) + _kept_by_warm_up(kind, terms),
     )
+
+
+def _kept_by_warm_up(kind: _RankKind, terms: Sequence[MemoryTerm]) -> int:
+    """What PyTorch's cache keeps of the last warm-up, so that nvidia-smi shows it: the sampler's, or, where an eager run
+    leaves that out, the forward of FlashInfer's autotuning.
+
+    Source: model_executor/warmup/kernel_warmup.py: kernel_warmup (0.31.0 to 0.33.0).
+    """
+    kept = next((t for t in terms if t.name == SAMPLER_WARMUP), None)
+    if kept is None or kept.n_bytes or kind.context.device.sm < 90:
+        return kept.n_bytes if kept else 0
+    forward = [
+        p for p in kind.activation.phases if p.name in ("attention", "MLP", "MLA", "MoE", "state space")
+    ]
+    return max((device_bytes(p.terms, (Lifetime.PROFILE_TRANSIENT,)) for p in forward), default=0)
 
 
 def _cache_term(stage: StageKV | None, kv_cache: KVCachePlan) -> MemoryTerm:

@@ -12,6 +12,7 @@ from vllm_capacity.errors import Reason
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.kv_cache.planning import KVCachePlan, estimate_max_model_len
 from vllm_capacity.ledger import Allocator, Component, Lifetime
+from vllm_capacity.overheads.requests import SAMPLER_WARMUP, WARMUP_BEFORE_GRAPHS
 from vllm_capacity.releases.release import Release
 from vllm_capacity.units import GIB
 
@@ -83,6 +84,9 @@ def _uses(ranks: Sequence[RankPlan]) -> tuple[list[_Use], list[_Use], list[_Use]
                 continue
             if t.name == SAMPLER_WARMUP:
                 warmup = [t.n_bytes, t.high, t.low]
+            elif t.name == WARMUP_BEFORE_GRAPHS:
+                graphs = rank.graph_actual_bytes
+                warmup = [max(0, n - graphs) for n in (t.n_bytes, t.high, t.low)]
             sums[t.lifetime] += t.n_bytes
             highs[t.lifetime] += t.high
             lows[t.lifetime] += t.low
@@ -112,7 +116,7 @@ def _checks(
         yield _over(Reason.GRAPH_CAPTURE, "while capturing CUDA graphs", up, total)
         yield _over(
             Reason.SAMPLER_WARMUP,
-            "in the sampler warm-up after graph capture",
+            "in the sampler warm-up",
             up + use.sampler_warmup,
             total,
         )
@@ -122,9 +126,6 @@ NOT_CLAIMED = (
     "Weights and KV cache are planned, but no start on this vendor's GPUs is recorded, so none is promised: its runtime, "
     "communication and kernels take other memory."
 )
-
-SAMPLER_WARMUP = "sampler_warmup"
-"""Name of the term that lives only during vLLM's warm-up of the sampler, after the KV cache and the graphs exist."""
 
 _BEFORE_PROFILE = frozenset({Lifetime.BEFORE_SNAPSHOT, Lifetime.RUNNER_INIT, Lifetime.LOAD})
 _AT_PEAK = _BEFORE_PROFILE | {Lifetime.PROFILE_TRANSIENT, Lifetime.PROFILE_PERSISTENT}

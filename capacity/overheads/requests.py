@@ -11,31 +11,18 @@ from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.units import gib
 
+SAMPLER_WARMUP = "sampler_warmup"
+"""Name of the term that lives only during vLLM's warm-up of the sampler, after the KV cache and the graphs exist."""
+WARMUP_BEFORE_GRAPHS = "sampler_warmup_before_graphs"
+"""The same where the graphs come later."""
+
 
 def request_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     """The sampler's warm-up at full batch, and heavy requests; nothing on stages without a sampler."""
     if not ctx.is_last_stage or ctx.architecture.runner_type != "generate":
         return
-    sizes = Sizes.of(ctx)
-    v2 = ctx.engine.model_runner == "V2"
-    copied = int(v2 and not ctx.release.has("v2_sampler_warmup_params"))
-    yield term(
-        "sampler_warmup",
-        Component.ACTIVATION,
-        "rows * vocab * (el * (1 + copied) + 4 + 8) + rows * hidden * el",
-        lifetime=Lifetime.RUNTIME,
-        source="v1/worker/gpu_worker.py: compile_or_warm_up_model; v1/worker/gpu/warmup.py: warmup_kernels",
-        high=max(
-            sizes.rows * sizes.vocab * (sizes.el * (1 + copied) + 12) * 5 // 4,
-            sizes.rows * (sizes.vocab * (sizes.el * (1 + copied) + 12) + sizes.hidden * sizes.el),
-        ),
-        note="full batch with top-k, top-p, penalties, after cache and graphs exist; PyTorch keeps it",
-        rows=sizes.rows,
-        vocab=sizes.vocab,
-        el=sizes.el,
-        copied=copied,
-        hidden=sizes.hidden,
-    )
+    sizes, v2 = Sizes.of(ctx), ctx.engine.model_runner == "V2"
+    yield _warm_up(ctx, sizes)
     yield _prompt_logprobs(sizes, v2=v2)
     if not v2:
         yield term(
@@ -48,6 +35,38 @@ def request_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
             rows=sizes.rows,
             vocab=sizes.vocab,
         )
+
+
+def _warm_up(ctx: RankContext, sizes: Sizes) -> MemoryTerm:
+    """A full batch with top-k, top-p and penalties after the cache exists. It comes after the graphs, or (runner V2 from
+    0.30.0 on) before them: then capturing them gives back what it took. Eager runs of V2 leave it out from 0.31.0 on.
+    """
+    v2, release = ctx.engine.model_runner == "V2", ctx.release
+    if v2 and ctx.engine.enforce_eager and release.has("eager_without_warm_up"):
+        return term(
+            SAMPLER_WARMUP, Component.ACTIVATION, "0", lifetime=Lifetime.RUNTIME,
+            source="config/vllm.py: enable_jit_warmup", note="--enforce-eager leaves the warm-up out",
+        )  # fmt: skip
+    first = v2 and ctx.engine.cudagraph_mode != "NONE" and release.has("v2_warms_up_before_capture")
+    copied = int(v2 and not release.has("v2_sampler_warmup_params"))
+    return term(
+        WARMUP_BEFORE_GRAPHS if first else SAMPLER_WARMUP,
+        Component.ACTIVATION,
+        "rows * vocab * (el * (1 + copied) + 4 + 8) + rows * hidden * el",
+        lifetime=Lifetime.RUNTIME,
+        source="v1/worker/gpu_worker.py: compile_or_warm_up_model; v1/worker/gpu/warmup.py: warmup_kernels",
+        high=max(
+            sizes.rows * sizes.vocab * (sizes.el * (1 + copied) + 12) * 5 // 4,
+            sizes.rows * (sizes.vocab * (sizes.el * (1 + copied) + 12) + sizes.hidden * sizes.el),
+        ),
+        note="full batch with top-k, top-p, penalties, once the cache exists; "
+        + ("given back before graphs are captured" if first else "PyTorch keeps it"),
+        rows=sizes.rows,
+        vocab=sizes.vocab,
+        el=sizes.el,
+        copied=copied,
+        hidden=sizes.hidden,
+    )
 
 
 def _prompt_logprobs(sizes: Sizes, *, v2: bool) -> MemoryTerm:
@@ -100,7 +119,7 @@ def request_warnings(terms: Iterable[MemoryTerm], left_bytes: int) -> tuple[str,
     """
     warnings = []
     for t in heavy_requests(terms):
-        if t.name == "sampler_warmup" or t.n_bytes <= left_bytes:
+        if t.name in (SAMPLER_WARMUP, WARMUP_BEFORE_GRAPHS) or t.n_bytes <= left_bytes:
             continue
         cure = _CURES.get(t.name, "a lower --gpu-memory-utilization")
         warnings.append(

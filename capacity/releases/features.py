@@ -69,6 +69,12 @@ FEATURES: tuple[Feature, ...] = (
             "model runner V2 obeys --cpu-offload-gb and --offload-group-size; before, it ignores them"),
     Feature("v2_profiles_encoder", "0.27.0", None, "v1/worker/gpu/model_runner.py: profile_run",
             "model runner V2 profiles the multimodal encoder"),
+    Feature("v2_warms_up_before_capture", "0.30.0", None,
+            "v1/worker/gpu_worker.py: compile_or_warm_up_model, _compile_or_warm_up_model",
+            "model runner V2 warms the sampler up before CUDA graphs are captured, which empties PyTorch's cache; before, "
+            "after them"),
+    Feature("eager_without_warm_up", "0.31.0", None, "config/vllm.py: VllmConfig.__post_init__",
+            "--enforce-eager turns the warm-up of kernels off, that of V2's sampler among them"),
     Feature("v2_captures_on_one_stream", "0.29.0", None, "v1/worker/gpu/cudagraph_utils.py: CudaGraphManager.capture",
             "model runner V2 captures full graphs on the stream of its piecewise ones; before, on a stream of their own"),
     Feature("dummy_indices_int64_at_first", "0.28.0", "0.30.0", "v1/worker/gpu/input_batch.py: InputBatch.make_dummy",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import mean
+from typing import Any
 
 import pytest
 from recorded import DEVICES, Run, predictions, ranks, run_named, runs
+from vllm_capacity import plan
 from vllm_capacity.activations.peak import activation_peak
+from vllm_capacity.answer import Plan
 from vllm_capacity.budget import PERSISTENT, device_bytes
 from vllm_capacity.overheads import overhead_terms
-from vllm_capacity.units import GIB
+from vllm_capacity.units import GIB, MIB
 from vllm_capacity.weights.rank import weight_terms
 
 
@@ -65,3 +68,50 @@ def test_eager_gives_back_what_graphs_take() -> None:
     eager = replace(ctx, engine=replace(ctx.engine, enforce_eager=True, compiled=False, cudagraph_mode="NONE",
                                         cudagraph_capture_sizes=()))  # fmt: skip
     assert device_bytes(overhead_terms(eager), PERSISTENT) < device_bytes(overhead_terms(ctx), PERSISTENT)
+
+
+# -- what PyTorch's cache keeps of the warm-up (tests/data/records/h200_vllm_0.33.0.jsonl, stage `ready`)
+@pytest.mark.parametrize(
+    ("model", "flags", "in_use", "within"),
+    [
+        ("meta-llama/Llama-3.1-8B", {}, 136_693_219_328, 8 * MIB),
+        (
+            "Qwen/Qwen3-30B-A3B",
+            {"compilation_config": {"cudagraph_capture_sizes": [1, 8]}},
+            136_653_373_440,
+            8 * MIB,
+        ),
+        ("meta-llama/Llama-3.1-8B", {"enforce_eager": True}, 138_029_105_152, 200 * MIB),
+        ("ibm-granite/granite-4.0-h-tiny", {"enforce_eager": True}, 137_785_835_520, 200 * MIB),
+    ],
+)
+def test_device_in_use_once_the_server_is_up(
+    model: str, flags: dict[str, Any], in_use: int, within: int
+) -> None:
+    """Capturing graphs empties the cache of the sampler's warm-up before it; an eager run leaves a forward's tensors."""
+    planned = plan(
+        model, gpu="H200", vllm_version="0.33.0", suggestions=False, dtype="bfloat16", max_model_len=32768,
+        max_num_batched_tokens=8192, max_num_seqs=1024, **flags,
+    )  # fmt: skip
+    assert isinstance(planned, Plan)
+    assert abs(planned.ranks[0].device_used_bytes - in_use) <= within
+
+
+@pytest.mark.parametrize(
+    ("release", "eager", "name", "n_bytes"),
+    [
+        ("0.29.0", False, "sampler_warmup", None),
+        ("0.30.0", False, "sampler_warmup_before_graphs", None),
+        ("0.30.0", True, "sampler_warmup", None),
+        ("0.31.0", True, "sampler_warmup", 0),
+    ],
+)
+def test_the_sampler_is_warmed_up_after_the_graphs_before_them_or_not_at_all(
+    release: str, eager: bool, name: str, n_bytes: int | None
+) -> None:
+    """v1/worker/gpu_worker.py: compile_or_warm_up_model; config/vllm.py: enable_jit_warmup (0.29.0 to 0.31.0)."""
+    planned = plan("Qwen/Qwen3-8B", gpu="H200", vllm_version=release, enforce_eager=eager, suggestions=False)
+    assert isinstance(planned, Plan)
+    found = [t for t in planned.ranks[0].terms if t.name.startswith("sampler_warmup")]
+    assert [t.name for t in found] == [name]
+    assert found[0].n_bytes == n_bytes if n_bytes is not None else found[0].n_bytes > 0
