@@ -33,12 +33,12 @@ from vllm_capacity.kv_cache.specs import KVCacheGroup, KVLayers
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads import graph_estimate, overhead_terms
 from vllm_capacity.overheads.offload import offload_warnings
-from vllm_capacity.overheads.requests import request_warnings
+from vllm_capacity.overheads.requests import SAMPLER_WARMUP, request_warnings
 from vllm_capacity.overheads.runner_buffers import runner_tensors
 from vllm_capacity.overheads.unmodelled import unmodelled_warnings
 from vllm_capacity.parallel import stage_bounds
 from vllm_capacity.releases.release import Release
-from vllm_capacity.verdict import SAMPLER_WARMUP, judge
+from vllm_capacity.verdict import judge
 from vllm_capacity.weights.layout import check_layout
 from vllm_capacity.weights.rank import RankWeights, parameter_total, rank_weights
 from vllm_capacity.weights.terms import load_peak_bytes, weight_terms

@@ -10,7 +10,7 @@ from vllm_capacity.budget import PERSISTENT
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import Reason
 from vllm_capacity.ledger import Allocator, Component
-from vllm_capacity.verdict import SAMPLER_WARMUP
+from vllm_capacity.overheads.requests import SAMPLER_WARMUP
 
 _SHARE_TOO_LARGE = frozenset({Reason.FREE_BELOW_REQUESTED, Reason.GRAPH_CAPTURE, Reason.SAMPLER_WARMUP})
 
