@@ -12,11 +12,14 @@ from kv_building import plan
 from vllm_capacity import plan as plan_model
 from vllm_capacity.answer import Plan
 from vllm_capacity.kv_cache.specs import (
+    AttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
     KVLayers,
+    KVQuantMode,
     MambaSpec,
     MLAAttentionSpec,
+    RequestLimits,
     SlidingWindowSpec,
 )
 
@@ -69,6 +72,23 @@ def test_the_indexer_of_deepseek_v4_keeps_fp8_keys_and_a_scale_for_every_four_to
     assert [spec.page_size_bytes for spec in indexers] == [-(-64 * 132 // 576) * 576]
 
 
+def test_the_states_of_deepseek_v4_are_sums_of_keys_and_scores_in_fp32() -> None:
+    """models/deepseek_v4/attention.py: 2 x 512 (indexer: 2 x 128) numbers, twice as many where windows overlap (ratio 4), in
+    blocks of 4 states and 8; pages are multiples of 576 bytes.
+    """
+    found = specs("deepseek-ai/DeepSeek-V4-Flash", gpu="H200", tensor_parallel_size=8, kv_cache_dtype="fp8")
+    states = {
+        (s.block_size, s.page_size_bytes)
+        for s in found
+        if isinstance(s, AttentionSpec) and s.dtype == "float32"
+    }
+
+    def page(states: int, numbers: int) -> int:
+        return -(-states * numbers * 4 // 576) * 576
+
+    assert states == {(4, page(4, 2 * 128 * 2)), (4, page(4, 2 * 512 * 2)), (8, page(8, 2 * 512))}
+
+
 def test_a_model_without_a_cache_asks_for_no_block() -> None:
     free = plan(KVLayers(runs=(), layer_index=(), block_size=16))
     assert (free.num_blocks, free.blocks_per_request, free.tokens, free.max_concurrency) == (1, 0, 0, 0.0)
@@ -88,3 +108,33 @@ def test_a_pool_of_states_alone_holds_as_many_longest_requests_as_it_has_blocks(
     found = plan([state] * 4, 64 * 1000 * 1000, max_model_len=32768)
     assert found.num_blocks > 10
     assert found.pool_tokens == (found.num_blocks - 1) * 32768
+
+
+def test_the_indexer_of_minimax_m3_keeps_one_key_in_bfloat16() -> None:
+    """`MiniMaxM3IndexerCache`, models/minimax_m3/common/indexer.py: 128 elements for each of 128 tokens."""
+    found = specs("nvidia/MiniMax-M3-NVFP4", gpu="H200", tensor_parallel_size=8)
+    keys = [spec.page_size_bytes for spec in found if isinstance(spec, MLAAttentionSpec)]
+    assert keys == [128 * 128 * 2]
+
+
+def test_latents_of_four_bits_take_half_a_byte_each_and_a_pair_of_scales() -> None:
+    """`MLAAttentionSpec.real_page_size_bytes`, v1/kv_cache_interface.py:398-416 (0.26.0), and the scales of :190-193."""
+    spec = MLAAttentionSpec(
+        block_size=16,
+        num_kv_heads=1,
+        head_size=576,
+        dtype="int8",
+        kv_quant_mode=KVQuantMode.INT4_PER_TOKEN_HEAD,
+    )
+    assert spec.page_size_bytes == 16 * (576 // 2 + 8)
+
+
+def test_tokens_retained_for_speculation_widen_the_window() -> None:
+    """`SlidingWindowSpec.max_num_tokens`, v1/kv_cache_interface.py:935-944 (0.33.0)."""
+    limits = RequestLimits(max_model_len=100_000, in_flight_tokens=2048)
+    plain = SlidingWindowSpec(block_size=16, num_kv_heads=8, head_size=128, sliding_window=1024)
+    wider = SlidingWindowSpec(
+        block_size=16, num_kv_heads=8, head_size=128, sliding_window=1024, extra_retained_tokens=64
+    )
+    assert plain.max_pages(limits) == -(-(1023 + 2048) // 16) + 1
+    assert wider.max_pages(limits) == plain.max_pages(limits) + 4
