@@ -170,6 +170,7 @@ def _shapes(ctx: RankContext) -> Shapes:
         piecewise=piecewise,
         full=tuple(sorted(full, reverse=True)),
         splits=_splits(ctx),
+        workspaces=1 + int(_shared_experts_stream(ctx)),
         halves=half_layers(ctx),
         piecewise_node=_nodes(ctx, "graph_nodes_piecewise"),
         full_node=_nodes(ctx, "graph_nodes_full"),

@@ -7,7 +7,7 @@ _extrapolate_full_graph_memory; torch/cuda/graphs.py: graph.__enter__ empties th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from vllm_capacity.activations.layers import attention_width
 from vllm_capacity.activations.live import kv_share, share
@@ -41,6 +41,8 @@ class Shapes:
     piecewise: int
     full: tuple[int, ...]
     splits: int
+    workspaces: int
+    """Streams that a capture runs on: shared experts have one of their own."""
     halves: int
     piecewise_node: Measurement
     full_node: Measurement
@@ -55,18 +57,18 @@ def estimate_term(ctx: RankContext, shapes: Shapes) -> MemoryTerm:
     """vLLM's estimate: what all piecewise graphs and two full ones took, and the other full ones like the second of them,
     whose capture first gave back what its warm-up had cached.
     """
-    pool = shared_pool(ctx, shapes.largest, shapes.full, shapes.splits)
+    pool = shared_pool(ctx, shapes)
     low, n_bytes, high = (_estimated(shapes, pool, which) for which in ("low", "n_bytes", "high"))
     full = len(shapes.full)
-    found = term(
+    return term(
         "cuda_graph_estimate",
         Component.CUDA_GRAPHS,
         "pool + probe - second + (full - 1) * max(second, least)" if full > 1 else "pool + probe",
         allocator=Allocator.CUDA,
         lifetime=Lifetime.AFTER_PROFILE,
         source=SOURCE + ", _extrapolate_full_graph_memory",
-        low=min(low, n_bytes),
-        high=max(high, n_bytes),
+        low=max(0, min(low, n_bytes) - pool.doubtful(shapes)),
+        high=max(high, n_bytes) + pool.doubtful(shapes),
         note=f"driver memory per graph and layer ({shapes.piecewise_node.name}, {shapes.full_node.name})",
         pool=pool.n_bytes,
         probe=_probed(shapes, "n_bytes"),
@@ -76,12 +78,11 @@ def estimate_term(ctx: RankContext, shapes: Shapes) -> MemoryTerm:
             else {}
         ),
     )
-    return found
 
 
 def shared_pool_terms(ctx: RankContext, shapes: Shapes) -> Iterator[MemoryTerm]:
     """What the estimate's graphs leave with the driver, and the graphs themselves, which use it again."""
-    pool = shared_pool(ctx, shapes.largest, shapes.full, shapes.splits)
+    pool = shared_pool(ctx, shapes)
     full = len(shapes.full)
     yield term(
         "graph_probe",
@@ -109,8 +110,8 @@ def shared_pool_terms(ctx: RankContext, shapes: Shapes) -> Iterator[MemoryTerm]:
         allocator=Allocator.CUDA,
         lifetime=Lifetime.AFTER_PROFILE,
         source=SOURCE,
-        low=pool.n_bytes + low // PAGE * PAGE,
-        high=pool.n_bytes + high,
+        low=pool.n_bytes + low // PAGE * PAGE - pool.doubtful(shapes),
+        high=pool.n_bytes + high + pool.doubtful(shapes),
         note=f"driver memory per full graph and layer ({shapes.full_node.name}: {shapes.full_node.origin})",
         workspace=pool.workspace,
         outputs=pool.outputs,
@@ -146,7 +147,7 @@ class SharedPool:
     """Bytes that PyTorch reserves for all graphs of this rank, by what holds them."""
 
     workspace: int
-    """cuBLAS's, of the capture's stream."""
+    """cuBLAS's, of each stream; that of shared experts is not recorded for these releases, but for 0.26.0."""
     outputs: int
     """The full graphs' hidden states."""
     tensors: int
@@ -161,25 +162,31 @@ class SharedPool:
     def n_bytes(self) -> int:
         return self.workspace + self.outputs + self.tensors + self.splits
 
+    def doubtful(self, shapes: Shapes) -> int:
+        """Half of the tensors where there are more than small ones, and the workspaces beyond the capture's own."""
+        extra = self.workspace - self.workspace // shapes.workspaces
+        return extra + (self.tensors // 2 if self.tensors > SEGMENT else 0)
 
-def shared_pool(ctx: RankContext, largest: int, full: Sequence[int], splits: int) -> SharedPool:
-    """The pool for a largest batch of `largest` tokens and full graphs of the sizes `full` (largest first).
+
+def shared_pool(ctx: RankContext, shapes: Shapes) -> SharedPool:
+    """The pool for the largest batch and the full graphs of these sizes.
 
     A later graph finds the blocks of earlier ones free. Tensors of 1 to 10 MiB share segments of 20 MiB, larger ones have
     their own, smaller ones lie in segments of 2 MiB (c10/cuda/CUDACachingAllocator.cpp: get_allocation_size).
     """
+    full, splits = shapes.full, shapes.splits
     width, heads = _split_width(ctx)
     el = DTYPE_BYTES[ctx.engine.dtype]
     first = full[0] if full else 0
     accumulators = 4 * first * splits * width
     own = round_up(accumulators, 2 * MIB) if accumulators >= LARGE else 0
-    rest = (accumulators - own if not own else 0, 4 * first * splits * heads)
+    rest = (0 if own else accumulators, 4 * first * splits * heads)
     outputs = first * ctx.architecture.hidden_size * el
     room = SEGMENT - outputs if MIB < outputs < LARGE else 0
     return SharedPool(
-        workspace=cublas_bytes(ctx.device, ctx.engine.environment),
+        workspace=shapes.workspaces * cublas_bytes(ctx.device, ctx.engine.environment),
         outputs=_segments([outputs]) if outputs else 0,
-        tensors=max(_segments([*tensors, *rest]) for tensors in _live(ctx, largest)),
+        tensors=max(_segments([*tensors, *rest]) for tensors in _live(ctx, shapes.largest)),
         splits=own,
         second_warm_up=_warm_up(ctx, full[1], splits, room) if len(full) > 1 else 0,
     )
