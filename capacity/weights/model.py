@@ -159,7 +159,7 @@ def _rank_weights(
     return RankWeights(before, sections, caches, after)
 
 
-def layout_of(ctx: RankContext, ep_rank: int = 0) -> Layout:
+def layout_of(ctx: RankContext, ep_rank: int) -> Layout:
     args = ctx.engine.args
     eplb = args.other("eplb_config")
     redundant = eplb.get("num_redundant_experts", 0) if isinstance(eplb, Mapping) else 0

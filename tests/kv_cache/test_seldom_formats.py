@@ -11,17 +11,26 @@ import pytest
 from kv_building import plan
 from vllm_capacity import plan as plan_model
 from vllm_capacity.answer import Plan
+from vllm_capacity.architecture.modules import Attention
+from vllm_capacity.architecture.registry import build_architecture
+from vllm_capacity.errors import RefusedError
+from vllm_capacity.inputs.models import load_model
+from vllm_capacity.kv_cache.drafts import _from_config
+from vllm_capacity.kv_cache.pool import bytes_per_block
 from vllm_capacity.kv_cache.specs import (
     AttentionSpec,
     FullAttentionSpec,
+    KVCacheGroup,
     KVCacheSpec,
     KVLayers,
     KVQuantMode,
     MambaSpec,
     MLAAttentionSpec,
     RequestLimits,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
+from vllm_capacity.releases import get_release
 
 
 def specs(model: str, **flags: Any) -> list[KVCacheSpec]:
@@ -138,3 +147,36 @@ def test_tokens_retained_for_speculation_widen_the_window() -> None:
     )
     assert plain.max_pages(limits) == -(-(1023 + 2048) // 16) + 1
     assert wider.max_pages(limits) == plain.max_pages(limits) + 4
+
+
+def test_a_window_s_page_that_fits_no_page_of_the_full_cache_is_refused() -> None:
+    """Up to 0.26.0 windows of DeepSeek-V4 are padded to a page of the full group (v1/core/kv_cache_utils.py)."""
+    full = MLAAttentionSpec(
+        block_size=256, num_kv_heads=1, head_size=64, dtype="uint8", model_version="deepseek_v4"
+    )
+    window = SlidingWindowMLASpec(
+        block_size=64,
+        num_kv_heads=1,
+        head_size=2048,
+        dtype="uint8",
+        sliding_window=128,
+        model_version="deepseek_v4",
+    )
+    with pytest.raises(RefusedError, match="larger than every full attention page"):
+        plan([full, window] * 4, release="0.26.0")
+    assert plan([full, window] * 4, release="0.33.0").num_blocks > 0
+
+
+def test_a_rank_without_a_cache_has_no_bytes_to_divide_by() -> None:
+    """`group_size must be greater than 0`, v1/core/kv_cache_utils.py (0.26.0)."""
+    nobody = KVCacheGroup(FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128), ())
+    with pytest.raises(RefusedError, match="group_size must be greater than 0"):
+        bytes_per_block((nobody,), get_release("0.33.0"))
+
+
+def test_a_draft_whose_config_does_not_count_its_layers_has_one() -> None:
+    """eagle drafts: one decoder layer (models/llama_eagle3.py)."""
+    draft = {"num_attention_heads": 8, "hidden_size": 1024}
+    (mixer,) = _from_config(draft, build_architecture(load_model("Qwen/Qwen3-8B"), get_release("0.33.0")))
+    assert isinstance(mixer, Attention)
+    assert (mixer.num_kv_heads, mixer.head_size) == (8, 128)

@@ -32,6 +32,13 @@ def test_parameters_are_the_published_count(name: str, published: int) -> None:
     assert parameter_total(context(model(name)).architecture) == published
 
 
+@pytest.mark.parametrize("name", [LLAMA, QWEN_MOE])
+def test_the_groups_of_one_rank_stand_for_all_parameters(name: str) -> None:
+    """Buffers (rope caches, ALiBi slopes) and scales stand for none."""
+    ctx = context(model(name))
+    assert sum(group.logical for group in rank_weights(ctx).groups) == parameter_total(ctx.architecture)
+
+
 def test_kv_heads_are_replicated_when_there_are_fewer_than_ranks() -> None:
     # 8 KV heads of 128: at tp16 each rank holds 2 query heads and one copy of a KV head (linear.py:1003-1015)
     weights = rank_weights(context(model(LLAMA), parallel=ParallelConfig(tp=16)))
