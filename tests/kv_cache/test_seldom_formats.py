@@ -16,6 +16,7 @@ from vllm_capacity.architecture.registry import build_architecture
 from vllm_capacity.errors import RefusedError
 from vllm_capacity.inputs.models import load_model
 from vllm_capacity.kv_cache.drafts import _from_config
+from vllm_capacity.kv_cache.merging import _merge_swa_mla
 from vllm_capacity.kv_cache.pool import bytes_per_block
 from vllm_capacity.kv_cache.specs import (
     AttentionSpec,
@@ -180,3 +181,29 @@ def test_a_draft_whose_config_does_not_count_its_layers_has_one() -> None:
     (mixer,) = _from_config(draft, build_architecture(load_model("Qwen/Qwen3-8B"), get_release("0.33.0")))
     assert isinstance(mixer, Attention)
     assert (mixer.num_kv_heads, mixer.head_size) == (8, 128)
+
+
+def test_without_a_latent_cache_pages_that_do_not_divide_are_refused() -> None:
+    """`_get_kv_cache_groups_full_allocation` (0.27.0) helps only where a latent cache stands beside windows."""
+    full = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128)
+    window = SlidingWindowSpec(block_size=16, num_kv_heads=3, head_size=128, sliding_window=1024)
+    with pytest.raises(RefusedError, match="page size is not divisible"):
+        plan([full, window] * 6, release="0.28.0")
+
+
+def test_latent_windows_of_two_lengths_are_no_one_spec() -> None:
+    """`SlidingWindowMLASpec.merge`, v1/kv_cache_interface.py:1036-1062 (0.33.0)."""
+    windows = [
+        SlidingWindowMLASpec(
+            block_size=64, num_kv_heads=1, head_size=512, dtype="uint8", sliding_window=length
+        )
+        for length in (128, 256)
+    ]
+    assert _merge_swa_mla(windows) is None
+    assert _merge_swa_mla([windows[0], windows[0]]) == windows[0]
+
+
+def test_a_model_of_states_alone_needs_no_alignment_with_attention() -> None:
+    """`_align_hybrid_block_size` is for hybrids; a state's block spans the longest request without prefix caching."""
+    found = specs("tiiuae/falcon-mamba-7b", gpu="H200", max_model_len=4096)
+    assert {(type(spec), spec.block_size) for spec in found} == {(MambaSpec, 4096)}
