@@ -178,11 +178,7 @@ def _modelopt_cache(quantization: Mapping[str, Any], release: Release) -> str | 
     """`get_kv_cache_quant_algo_string`, utils/torch_utils.py:310-371 (0.26.0); None where it does not say."""
     inner = quantization.get("quantization", quantization)
     inner = inner if isinstance(inner, Mapping) else quantization
-    producer = quantization.get("producer")
-    is_modelopt = str(quantization.get("quant_method", "")).startswith("modelopt") or (
-        isinstance(producer, Mapping) and producer.get("name") == "modelopt"
-    )
-    if not is_modelopt:
+    if not str(quantization.get("quant_method", "")).startswith("modelopt"):
         return None
     algorithm: Any = (
         inner.get("kv_cache_scheme") or quantization.get("kv_cache_scheme")

@@ -135,13 +135,14 @@ def test_a_block_that_stands_only_in_hf_quant_config_quantises_weights_and_cache
 
 
 def test_a_block_with_an_algorithm_but_no_method_quantises_nothing_in_vllm() -> None:
-    # `_extract_modelopt_quant_algo`, quantization/modelopt.py: without quant_method a block is nobody's; its cache
-    # scheme counts all the same
+    # `_extract_modelopt_quant_algo`, quantization/modelopt.py, and `get_kv_cache_quant_algo_string`, utils/torch_utils.py:
+    # without quant_method a block is nobody's, and its cache scheme with it
     model = "Qwen/Qwen3-32B-FP8-Static-PerTensor"
     block = load(model).quantization
     assert block is not None
     assert (block["quant_algo"], block["quant_method"]) == ("FP8", "")
     assert made(model).engine.quantization is None
+    assert made(model).engine.kv_cache_dtype == "auto"
     assert weights_bytes(model) >= weights_bytes("Qwen/Qwen3-32B")
 
 
