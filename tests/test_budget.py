@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from vllm_capacity.budget import Account, account_of, rank_budget, requested_bytes
+from vllm_capacity.budget import PERSISTENT, Account, account_of, device_bytes, rank_budget, requested_bytes
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
 from vllm_capacity.releases import get_release
 from vllm_capacity.units import GIB, MIB
@@ -33,12 +33,12 @@ LEDGER = (
 )
 
 
-def budget(release=OLD, **changes):  # type: ignore[no-untyped-def]
+def budget(release=OLD, terms=LEDGER, **changes):  # type: ignore[no-untyped-def]
     values = {
         "cuda_total_bytes": 80 * GIB, "used_by_others_bytes": 0, "utilization": 0.92, "kv_cache_memory_bytes": None,
         "graph_estimate": None, "graph_estimate_enabled": True,
     }  # fmt: skip
-    return rank_budget(LEDGER, release, **(values | changes))
+    return rank_budget(terms, release, **(values | changes))
 
 
 def test_the_requested_share_is_of_total_memory_rounded_up():
@@ -61,14 +61,29 @@ def test_from_0_27_every_persistent_byte_between_the_snapshots_counts():
 
 def test_what_exists_before_the_snapshot_only_reduces_free_memory():
     result = budget()
-    assert result.free_bytes == 80 * GIB - 500 * MIB
+    assert result.free_bytes == result.free_low == 80 * GIB - 500 * MIB
+    assert budget(used_by_others_bytes=3 * GIB).free_bytes == 77 * GIB - 500 * MIB
     assert account_of(LEDGER[0], OLD) is Account.OUTSIDE
+
+
+def test_free_memory_may_be_less_by_what_the_terms_before_the_snapshot_may_be_more():
+    context = make(
+        Component.CUDA_CONTEXT, 500 * MIB, Allocator.CUDA, Lifetime.BEFORE_SNAPSHOT, spread=40 * MIB
+    )
+    result = budget(terms=(context, *LEDGER[1:]))
+    assert result.free_bytes - result.free_low == 40 * MIB
 
 
 def test_the_interval_of_available_memory_follows_the_terms():
     result = budget()
     assert result.available_kv_bytes - result.available_low == 60 * MIB
     assert result.available_high - result.available_kv_bytes == 60 * MIB
+
+
+def test_what_is_in_no_account_does_not_widen_the_interval():
+    graphs = make(Component.CUDA_GRAPHS, 700 * MIB, Allocator.CUDA, Lifetime.AFTER_PROFILE, spread=300 * MIB)
+    result = budget(terms=(*LEDGER, graphs))
+    assert result.available_high - result.available_low == 120 * MIB
 
 
 @pytest.mark.parametrize(("enabled", "applied"), [(True, 300 * MIB), (False, 0)])
@@ -78,11 +93,22 @@ def test_the_graph_estimate_is_subtracted_only_where_the_release_says_so(enabled
     assert result.graph_estimate_bytes == 300 * MIB
     assert result.graph_applied_bytes == applied
     assert result.available_kv_bytes == budget().available_kv_bytes - applied
+    widened = 30 * MIB if enabled else 0
+    assert result.available_high - result.available_kv_bytes == 60 * MIB + widened
+    assert result.available_kv_bytes - result.available_low == 60 * MIB + widened
+
+
+def test_in_use_once_the_server_is_up_is_what_persists_on_the_device():
+    """Neither what the profile run gave back nor pinned host memory."""
+    assert device_bytes(LEDGER, PERSISTENT) == (500 + 600 + 100 + 200 + 394 + 700) * MIB + 15 * GIB
+    assert device_bytes(LEDGER, [Lifetime.PROFILE_TRANSIENT]) == GIB
 
 
 def test_kv_cache_memory_bytes_replaces_the_share():
     result = budget(kv_cache_memory_bytes=12 * GIB)
     assert (result.available_low, result.available_kv_bytes, result.available_high) == (12 * GIB,) * 3
+    estimate = make(Component.CUDA_GRAPHS, 300 * MIB, Allocator.CUDA, Lifetime.AFTER_PROFILE)
+    assert budget(kv_cache_memory_bytes=12 * GIB, graph_estimate=estimate).graph_applied_bytes == 0
 
 
 def test_every_account_is_the_sum_of_its_terms():
