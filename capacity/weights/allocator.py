@@ -219,6 +219,29 @@ class SmallPool(CachingAllocator):
         self._merge(block)
 
 
+def carved(free: Iterable[int], sizes: Iterable[int], small: bool, max_split: int | None) -> tuple[int, ...]:
+    """Free parts of one pool's segments, in order, after tensors of `sizes` that stay: what the pools above do where nothing is
+    freed, without blocks.
+    """
+    left = sorted(free)
+    limit = None if small else max_split
+    for n_bytes in sizes:
+        size = round_up(n_bytes, MIN_BLOCK)
+        at = bisect_left(left, size)
+        found = left[at] if at < len(left) else 0
+        if found and limit is not None:
+            too_large = size < limit <= found or (size >= limit and found >= size + LARGE_SEGMENT)
+            found = 0 if too_large else found
+        if found:
+            del left[at]
+        else:
+            found = SEGMENT_MULTIPLE if small else _segment_size(size)
+        rest = found - size
+        if rest and (small or (rest > SMALL and (limit is None or size < limit))):
+            insort(left, rest)
+    return tuple(left)
+
+
 def _segment_size(size: int) -> int:
     """`get_allocation_size` for the large pool."""
     return LARGE_SEGMENT if size < MIN_LARGE_SEGMENT else round_up(size, SEGMENT_MULTIPLE)

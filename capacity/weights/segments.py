@@ -20,6 +20,7 @@ from vllm_capacity.weights.allocator import (
     RopeBuild,
     SmallPool,
     build_rope,
+    carved,
 )
 from vllm_capacity.weights.groups import ParameterGroup
 from vllm_capacity.weights.model import RankWeights, Section
@@ -91,14 +92,12 @@ def _unused(
     weights: RankWeights, small: bool, before: tuple[int, ...], after: tuple[int, ...], max_split: int | None
 ) -> int:
     """Bytes of one pool that are reserved and in no tensor."""
-    pool = _pool(small, max_split)
-    pool.allocate_all(before)
-    smallest, free = _smallest(weights, small), pool.state(0)
+    smallest, free = _smallest(weights, small), carved((), before, small, max_split)
     usable = tuple(size for size in free if size >= smallest)
-    pinned = [size for size in free if size < smallest]
-    pool = _pool(small, max_split, (*pinned, *_free_after_load(weights, small, usable, max_split)))
-    pool.allocate_all(after)
-    return pool.unused
+    pinned = (size for size in free if size < smallest)
+    return sum(
+        carved((*pinned, *_free_after_load(weights, small, usable, max_split)), after, small, max_split)
+    )
 
 
 @lru_cache(maxsize=64)
