@@ -9,7 +9,9 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--update-screenshots", action="store_true", help="write the screenshots in docs/pictures (tests/web/browser, tests/report/browser)"
+        "--update-screenshots",
+        action="store_true",
+        help="write the screenshots in docs/pictures (tests/web/browser, tests/report/browser)",
     )
 
 

@@ -7,7 +7,7 @@ from vllm_capacity.answer import Plan, RankPlan
 from vllm_capacity.errors import Reason
 from vllm_capacity.ledger import Allocator, Component, Lifetime
 from vllm_capacity.logs.failures import Phase
-from vllm_capacity.verdict import SAMPLER_WARMUP
+from vllm_capacity.overheads.requests import SAMPLER_WARMUP
 
 _LOADED = frozenset({Lifetime.BEFORE_SNAPSHOT, Lifetime.RUNNER_INIT, Lifetime.LOAD})
 _PROFILED = _LOADED | {Lifetime.PROFILE_PERSISTENT}

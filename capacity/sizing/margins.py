@@ -28,7 +28,8 @@ class Margin:
 def safety_margin(release: str, gpu: str) -> Margin:
     """The p90 of our own error for that release and GPU, never less than the p90 of all recorded runs.
 
-    For a pair without enough recorded runs: the largest p90 of any pair and of all. Errors are |planned - measured| KV bytes per GPU.
+    For a pair without enough recorded runs: the largest p90 of any pair and of all. Errors are |planned - measured| KV
+    bytes per GPU.
     """
     pairs = _pairs()
     everything = pairs["all"]
