@@ -36,7 +36,6 @@ class Account(StrEnum):
 
 _DURING_PROFILE = frozenset({Lifetime.PROFILE_TRANSIENT, Lifetime.PROFILE_PERSISTENT})
 _BETWEEN_SNAPSHOTS = frozenset({Lifetime.RUNNER_INIT, Lifetime.LOAD, Lifetime.PROFILE_PERSISTENT})
-_UNTIL_PEAK = _BETWEEN_SNAPSHOTS | {Lifetime.PROFILE_TRANSIENT}
 
 INSIDE = (Account.WEIGHTS, Account.ACTIVATION, Account.NON_TORCH, Account.RUNNER_BUFFERS)
 """The accounts that are subtracted from the requested share."""
@@ -91,8 +90,6 @@ class RankBudget:
     available_kv_bytes: int
     available_low: int
     available_high: int
-    profile_peak_bytes: int
-    """Most bytes in use during profiling, above the baseline snapshot."""
 
     @property
     def non_kv_bytes(self) -> int:
@@ -157,7 +154,6 @@ def rank_budget(
         available_kv_bytes=available,
         available_low=available_low,
         available_high=available_high,
-        profile_peak_bytes=device_bytes(terms, _UNTIL_PEAK),
     )
 
 
