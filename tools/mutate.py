@@ -320,7 +320,8 @@ def write_page(results: Path) -> None:
         "Written by `python tools/mutate.py --page`. One operator, number, condition or loop at a time is changed in the code",
         "that decides bytes and tokens, and the fast tests of that code are run: a change that no test notices is a hole in the",
         "tests, or changes nothing. Annotations, decorators and texts of errors are left alone.", "",
-        f"{totals['all']:,} changes are possible; {len(found):,} were tested, drawn with seed {SEED} (more of the smaller parts):", "",
+        f"{totals['all']:,} changes are possible; {len(found):,} were tested, drawn with seed {SEED} (more of small parts):",
+        "",
         "| part | possible | tested | noticed | not noticed |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for target in TARGETS:

@@ -97,3 +97,30 @@ def test_experts_may_be_fewer_than_ranks_divide_with_expert_parallelism() -> Non
 def test_classes_that_break_with_pipeline_stages_are_refused(model: str, line: str) -> None:
     config = load_model(model)
     assert line in refusal(config, P(tp=2, pp=2))
+
+
+def test_one_stage_needs_no_pipeline_support() -> None:
+    plain = context(LLAMA).architecture
+    check_layout(replace(plain, supports_pp=False), P(), get_release("0.26.0"))
+    check_layout(replace(plain, pp_error="AttributeError: 'PPMissingLayer'"), P(), get_release("0.26.0"))
+
+
+def test_context_parallel_sizes_beside_divided_prompts() -> None:
+    check_layout(context(LLAMA).architecture, P(tp=4, pcp=2), get_release("0.26.0"))
+    assert "valid DCP sizes are [1, 2, 32]" in refusal(LLAMA, P(tp=16, pcp=2, dcp=8))
+
+
+def test_latent_attention_counts_as_one_kv_head() -> None:
+    """ModelArchConfigConvertor.get_total_num_kv_heads: 1 with MLA, so that each rank may hold its part of the tokens."""
+    latent = context(model("deepseek-ai/DeepSeek-V3")).architecture
+    check_layout(latent, P(tp=8, dcp=8), get_release("0.26.0"))
+    with pytest.raises(
+        RefusedError, match=r"attention heads \(128\) must be divisible by tensor parallel size \(3\)"
+    ):
+        check_layout(latent, P(tp=3), get_release("0.26.0"))
+
+
+def test_as_many_ranks_as_experts_hold_one_each() -> None:
+    check_layout(
+        context(changed("Qwen/Qwen3-30B-A3B", num_experts=4)).architecture, P(tp=4), get_release("0.26.0")
+    )
