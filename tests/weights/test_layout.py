@@ -124,3 +124,15 @@ def test_as_many_ranks_as_experts_hold_one_each() -> None:
     check_layout(
         context(changed("Qwen/Qwen3-30B-A3B", num_experts=4)).architecture, P(tp=4), get_release("0.26.0")
     )
+
+
+def test_a_model_without_attention_has_no_heads_to_divide() -> None:
+    check_layout(context(load_model("tiiuae/falcon-mamba-7b")).architecture, P(tp=2), get_release("0.26.0"))
+
+
+def test_each_group_of_query_heads_is_divided_over_the_ranks_that_share_its_tokens() -> None:
+    """config/model.py: verify_with_parallel_config (0.26.0): 80 heads of 8 groups are 10 to a group."""
+    five = changed(
+        "meta-llama/Llama-3.1-8B-Instruct", num_attention_heads=80, num_key_value_heads=8, head_dim=128
+    )
+    assert "(10) must be divisible by dcp world size" in refusal(five, P(tp=40, dcp=4))
