@@ -20,6 +20,7 @@ UNUSED: dict[str, str] = {
     "__getattr__": "asked by Python itself",
     "list_commands": "asked by click",
     "format_commands": "asked by click",
+    "evaluate": "what a term's formula gives, for those who check it; `term` does the same without the call",
 }
 """Names that nothing in the package, the tools or the templates says, each with its reason."""
 
