@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -216,8 +216,19 @@ def _measurement(name: str, text: str, path: Path, source: str) -> Measurement:
         raise InputError(f"calibration file {path}, entry {name!r:.80}: {error}") from None
 
 
-def facts(device: Device, engine: EngineConfig, release: Release) -> dict[str, Any]:
-    """What measurements are looked up by."""
+_last: tuple[Device, EngineConfig, Release, Mapping[str, Any]] | None = None
+
+
+def facts(device: Device, engine: EngineConfig, release: Release) -> Mapping[str, Any]:
+    """What measurements are looked up by. A plan asks a dozen times about the same three: the last answer is kept."""
+    global _last
+    last = _last
+    if last is None or last[0] is not device or last[1] is not engine or last[2] is not release:
+        last = _last = (device, engine, release, _facts(device, engine, release))
+    return last[3]
+
+
+def _facts(device: Device, engine: EngineConfig, release: Release) -> dict[str, Any]:
     return {
         "device": device.name,
         "sm": device.sm,
@@ -254,13 +265,20 @@ themselves are not part of the package).
 
 def coverage(ctx: RankContext) -> Coverage:
     """How well measured the accounting behind a plan is, and what of it lies outside of the recorded runs."""
+    runs = _runs_of(ctx.release.has("consumed_accounting"))
+    return Coverage(source=calibration().source, recorded_runs=runs, outside_measured=outside_measured(ctx))
+
+
+@cache
+def _runs_of(consumed_accounting: bool) -> int:
+    """Recorded runs of the releases with that accounting."""
     from vllm_capacity.releases import get_release
 
-    now = ctx.release.has("consumed_accounting")
-    runs = sum(
-        n for version, n in RECORDED_RUNS.items() if get_release(version).has("consumed_accounting") == now
+    return sum(
+        n
+        for version, n in RECORDED_RUNS.items()
+        if get_release(version).has("consumed_accounting") == consumed_accounting
     )
-    return Coverage(source=calibration().source, recorded_runs=runs, outside_measured=outside_measured(ctx))
 
 
 def outside_measured(ctx: RankContext) -> tuple[str, ...]:

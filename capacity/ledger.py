@@ -131,7 +131,8 @@ def term(
     **values: int | float,
 ) -> MemoryTerm:
     """A term whose bytes are what its formula gives; exact unless `low`/`high` are given (bytes)."""
-    n_bytes = evaluate(formula, values)
+    function, arguments = _compiled(formula)
+    n_bytes = int(function(*arguments(values)))
     return MemoryTerm(
         name, component, allocator, lifetime, n_bytes,
         n_bytes if low is None else low, n_bytes if high is None else high, formula, values, source, note,

@@ -29,7 +29,7 @@ def cdiv(a: int, b: int) -> int:
 
 def round_up(value: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `value`."""
-    return cdiv(value, multiple) * multiple
+    return -(-value // multiple) * multiple
 
 
 def block(n_bytes: int, limited: int = 0) -> int:

@@ -16,7 +16,7 @@ from vllm_capacity.frozen import dataclass
 
 MAX_DIMENSION = 1 << 40
 """Larger than any dimension or count of a real model; a number above it is a broken config."""
-MAX_LAYERS = 10_000
+MAX_LAYERS = 4_000
 """Likewise for layers; work grows with their number, so a broken count must fail before it costs seconds."""
 _LAYER_COUNT = re.compile(r"(^|_)layers?$|^depth$")
 

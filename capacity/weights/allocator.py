@@ -56,6 +56,10 @@ _STAYS = Block(0)
 """Stands for the neighbour of a free part of a segment that is never freed."""
 
 
+FreePart = tuple[int, int, bool]
+"""A free block: its size, when it was freed, whether it is a whole segment."""
+
+
 class CachingAllocator:
     """The large pool; small tensors only round up to 512 bytes. `allocated` counts blocks in use, small ones
     too.
@@ -137,6 +141,13 @@ class CachingAllocator:
         """Sizes of the free blocks that a request of `smallest` bytes or more could use."""
         return tuple(size for size, _, _ in self._free if size >= smallest)
 
+    def free_parts(self) -> list[FreePart]:
+        """The free blocks in the order in which they are taken."""
+        return [
+            (size, serial, block.previous is None and block.next is None)
+            for size, serial, block in self._free
+        ]
+
     def empty_cache(self) -> None:
         """Gives back segments that hold nothing."""
         kept = [entry for entry in self._free if entry[2].previous is not None or entry[2].next is not None]
@@ -217,6 +228,32 @@ class SmallPool(CachingAllocator):
     def free(self, block: Block) -> None:
         self.allocated -= block.size
         self._merge(block)
+
+
+def carved_while_loading(
+    free: list[FreePart], sizes: Iterable[int], small: bool, max_split: int | None
+) -> tuple[int, ...]:
+    """As `carved`, but 0 among the `sizes`, which are multiples of 512, and their end give back what is a whole segment."""
+    limit = None if small else max_split
+    serial = max((entry[1] for entry in free), default=0)
+    for size in sizes:
+        if not size:
+            free = [entry for entry in free if not entry[2]]
+            continue
+        at = bisect_left(free, (size,))
+        found = free[at][0] if at < len(free) else 0
+        if found and limit is not None:
+            too_large = size < limit <= found or (size >= limit and found >= size + LARGE_SEGMENT)
+            found = 0 if too_large else found
+        if found:
+            del free[at]
+        else:
+            found = SEGMENT_MULTIPLE if small else _segment_size(size)
+        rest = found - size
+        if rest and (small or (rest > SMALL and (limit is None or size < limit))):
+            serial += 1
+            insort(free, (rest, serial, False))
+    return tuple(size for size, _, whole in free if not whole)
 
 
 def carved(free: Iterable[int], sizes: Iterable[int], small: bool, max_split: int | None) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from vllm_capacity.weights.allocator import (
     SmallPool,
     build_rope,
     carved,
+    carved_while_loading,
 )
 from vllm_capacity.weights.groups import ParameterGroup
 from vllm_capacity.weights.model import RankWeights, Section
@@ -111,17 +112,26 @@ def _free_after_load(
     weights: RankWeights, small: bool, usable: tuple[int, ...], max_split: int | None
 ) -> tuple[int, ...]:
     """Free parts of segments that a pool keeps when the model is loaded; `usable`: those that were there before."""
+    stirred, calm = _stages(weights, small)
     pool = _pool(small, max_split, usable)
     blocks: dict[int, Block] = {}
-    for number, n_bytes in _events(weights)[small]:
+    for number, n_bytes in stirred:
         if n_bytes:
             blocks[number] = pool.allocate(n_bytes)
         elif number == EMPTIED[0]:
             pool.empty_cache()
         else:
             pool.free(blocks.pop(number))
-    pool.empty_cache()
-    return pool.state(0)
+    return carved_while_loading(pool.free_parts(), calm, small, max_split)
+
+
+@lru_cache(maxsize=64)
+def _stages(weights: RankWeights, small: bool) -> tuple[tuple[Event, ...], tuple[int, ...]]:
+    """What happens in a pool until the last tensor is freed, and the tensors of after that: sizes, 0 for `empty_cache`."""
+    events = _events(weights)[small]
+    freed = [at for at, (number, n_bytes) in enumerate(events) if not n_bytes and number != EMPTIED[0]]
+    last = freed[-1] + 1 if freed else 0
+    return events[:last], tuple(round_up(n_bytes, MIN_BLOCK) for _, n_bytes in events[last:])
 
 
 @lru_cache(maxsize=64)
