@@ -101,7 +101,9 @@ def test_mla_workspace_is_made_with_the_cache_not_in_the_profile_run() -> None:
 def test_penalty_counts_are_outside_the_budget_up_to_0_26_and_inside_from_0_27() -> None:
     ctx = context()
     counts = named(ctx, "penalty_counts")
-    assert counts.n_bytes == 526_385_152, "1024 x 128256 x 4 bytes in a segment of its own, a multiple of 2 MiB"
+    assert counts.n_bytes == 526_385_152, (
+        "1024 x 128256 x 4 bytes in a segment of its own, a multiple of 2 MiB"
+    )
     assert account_of(counts, get_release("0.26.0")) is Account.OUTSIDE
     assert account_of(counts, get_release("0.27.0")) is Account.RUNNER_BUFFERS
 
