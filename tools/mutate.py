@@ -178,7 +178,7 @@ class Copy:
         listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
                                 capture_output=True, check=True).stdout  # fmt: skip
         for name in filter(None, listed.decode().split("\0")):
-            if (ROOT / name).is_file() and not name.startswith("shared/"):
+            if (ROOT / name).is_file():
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, target)

@@ -164,12 +164,8 @@ class CachingAllocator:
         at = bisect_left(self._free, (size,))
         if at == len(self._free):
             return None
-        found = self._free[at][0]
-        if self.max_split is not None:
-            if size < self.max_split <= found:
-                return None
-            if size >= self.max_split and found >= size + LARGE_SEGMENT:
-                return None
+        if not _takes(self._free[at][0], size, self.max_split):
+            return None
         block = self._free.pop(at)[2]
         block.free = False
         return block
@@ -230,6 +226,13 @@ class SmallPool(CachingAllocator):
         self._merge(block)
 
 
+def _takes(found: int, size: int, max_split: int | None) -> bool:
+    """Whether `get_free_block` gives a free block of `found` bytes to a request of `size`."""
+    if max_split is None:
+        return True
+    return found < max_split if size < max_split else found < size + LARGE_SEGMENT
+
+
 def carved_while_loading(
     free: list[FreePart], sizes: Iterable[int], small: bool, max_split: int | None
 ) -> tuple[int, ...]:
@@ -242,10 +245,7 @@ def carved_while_loading(
             continue
         at = bisect_left(free, (size,))
         found = free[at][0] if at < len(free) else 0
-        if found and limit is not None:
-            too_large = size < limit <= found or (size >= limit and found >= size + LARGE_SEGMENT)
-            found = 0 if too_large else found
-        if found:
+        if found and _takes(found, size, limit):
             del free[at]
         else:
             found = SEGMENT_MULTIPLE if small else _segment_size(size)
@@ -260,23 +260,8 @@ def carved(free: Iterable[int], sizes: Iterable[int], small: bool, max_split: in
     """Free parts of one pool's segments, in order, after tensors of `sizes` that stay: what the pools above do where nothing is
     freed, without blocks.
     """
-    left = sorted(free)
-    limit = None if small else max_split
-    for n_bytes in sizes:
-        size = round_up(n_bytes, MIN_BLOCK)
-        at = bisect_left(left, size)
-        found = left[at] if at < len(left) else 0
-        if found and limit is not None:
-            too_large = size < limit <= found or (size >= limit and found >= size + LARGE_SEGMENT)
-            found = 0 if too_large else found
-        if found:
-            del left[at]
-        else:
-            found = SEGMENT_MULTIPLE if small else _segment_size(size)
-        rest = found - size
-        if rest and (small or (rest > SMALL and (limit is None or size < limit))):
-            insort(left, rest)
-    return tuple(left)
+    parts = [(size, number, False) for number, size in enumerate(sorted(free))]
+    return carved_while_loading(parts, (round_up(size, MIN_BLOCK) for size in sizes), small, max_split)
 
 
 def _segment_size(size: int) -> int:
