@@ -13,8 +13,12 @@ from vllm_capacity.inputs.catalogue import model_ids
 from vllm_capacity.inputs.gpus import list_devices
 from vllm_capacity.releases import supported_releases
 from vllm_capacity.validate.compare import compare
+from vllm_capacity.validate.matrix import load_matrix
+from vllm_capacity.validate.planning import plan_request
 from vllm_capacity.validate.record import RunRecord, read_records
 from vllm_capacity.validate.refine import predict_again
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def accuracy_line() -> str:
@@ -101,6 +105,32 @@ def comparison() -> str:
     return "\n" + "\n".join(lines) + "\n"
 
 
+def predictions() -> str:
+    """What is planned for the runs on four and eight GPUs; the largest figure of any rank."""
+    calibration = load_calibration("none")
+    lines = [
+        "| run | KV tokens | weights GiB | activation peak GiB | non-torch GiB | before the snapshot GiB | KV memory GiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for run in load_matrix(ROOT / "validate" / "matrices" / "h200_x8.yaml"):
+        quiet = run.model_copy(update={"env": {**run.env, "NCCL_NVLS_ENABLE": "0"}})
+        plan = plan_request(quiet, "0.26.0", "H200", calibration)
+        before = max(
+            sum(
+                t["bytes"]
+                for t in rank["terms"]
+                if t["lifetime"] == "before_snapshot" and t["allocator"] != "host"
+            )
+            for rank in plan["ranks"]
+        )
+        keys = ("weights_bytes", "activation_peak_bytes", "non_torch_bytes")
+        cells = [*(max(rank[key] for rank in plan["ranks"]) for key in keys), before]
+        cells.append(min(rank["available_kv_bytes"] for rank in plan["ranks"]))
+        figures = " | ".join(f"{cell / 2**30:.2f}" for cell in cells)
+        lines.append(f"| `{run.name}` | {plan['kv_cache']['tokens']:,} | {figures} |")
+    return "\n" + "\n".join(lines) + "\n"
+
+
 def _records() -> dict[str, RunRecord]:
     """Records of 0.26.0 by the names that docs/accuracy.md gives them."""
     found: dict[str, RunRecord] = {}
@@ -115,5 +145,6 @@ FACTS: dict[str, Callable[[], str]] = {
     "counts": counts,
     "calibration": measured,
     "comparison": comparison,
+    "predictions": predictions,
     "arcee-module": arcee_module,
 }
