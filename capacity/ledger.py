@@ -131,6 +131,22 @@ def term(
     **values: int | float,
 ) -> MemoryTerm:
     """A term whose bytes are what its formula gives; exact unless `low`/`high` are given (bytes)."""
+    return term_of(name, component, formula, values, allocator, lifetime, source, low, high, note)
+
+
+def term_of(
+    name: str,
+    component: Component,
+    formula: str,
+    values: Mapping[str, int | float],
+    allocator: Allocator,
+    lifetime: Lifetime,
+    source: str,
+    low: int | None,
+    high: int | None,
+    note: str,
+) -> MemoryTerm:
+    """`term` with its values in one mapping."""
     function, arguments = _compiled(formula)
     n_bytes = int(function(*arguments(values)))
     return MemoryTerm(

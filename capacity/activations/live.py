@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from vllm_capacity.context import RankContext
 from vllm_capacity.frozen import dataclass
-from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
+from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term_of
 from vllm_capacity.units import DTYPE_BYTES
 
 
@@ -41,33 +40,35 @@ def phase(name: str, terms: Iterable[MemoryTerm], *, warm_bytes: int | None = No
 
 
 def transient(
-    name: str, formula: str, source: str, *, component: Component = Component.ACTIVATION, **more: Any
+    name: str,
+    formula: str,
+    source: str,
+    *,
+    component: Component = Component.ACTIVATION,
+    low: int | None = None,
+    high: int | None = None,
+    note: str = "",
+    **values: int | float,
 ) -> MemoryTerm:
-    """Alive at the peak, gone after the profile run; `more` is what `term` takes: low, high, note, the formula's values."""
-    return term(
-        name,
-        component,
-        formula,
-        allocator=Allocator.TORCH,
-        lifetime=Lifetime.PROFILE_TRANSIENT,
-        source=source,
-        **more,
-    )
+    """Alive at the peak, gone after the profile run; the arguments are those of `term`."""
+    lifetime = Lifetime.PROFILE_TRANSIENT
+    return term_of(name, component, formula, values, Allocator.TORCH, lifetime, source, low, high, note)
 
 
 def persistent(
-    name: str, formula: str, source: str, *, component: Component = Component.WORKSPACE, **more: Any
+    name: str,
+    formula: str,
+    source: str,
+    *,
+    component: Component = Component.WORKSPACE,
+    low: int | None = None,
+    high: int | None = None,
+    note: str = "",
+    **values: int | float,
 ) -> MemoryTerm:
-    """Allocated during the profile run and kept for the life of the engine; `more` as for `transient`."""
-    return term(
-        name,
-        component,
-        formula,
-        allocator=Allocator.TORCH,
-        lifetime=Lifetime.PROFILE_PERSISTENT,
-        source=source,
-        **more,
-    )
+    """Allocated during the profile run and kept for the life of the engine; the arguments are those of `term`."""
+    lifetime = Lifetime.PROFILE_PERSISTENT
+    return term_of(name, component, formula, values, Allocator.TORCH, lifetime, source, low, high, note)
 
 
 def less(t: MemoryTerm, n_bytes: int, note: str) -> MemoryTerm:

@@ -73,12 +73,15 @@ def _terms(
     tables: int,
     free: tuple[int, ...],
 ) -> tuple[MemoryTerm, ...]:
+    return (*_role_terms(weights), _rounding_term(weights, workspace, measured, settings, tables, free))
+
+
+@lru_cache(maxsize=64)
+def _role_terms(weights: RankWeights) -> tuple[MemoryTerm, ...]:
     by_role: dict[str, list[ParameterGroup]] = {}
     for group in weights.groups:
         by_role.setdefault(group.role, []).append(group)
-    terms = [_role_term(role, by_role[role]) for role in ROLES if role in by_role]
-    terms.append(_rounding_term(weights, workspace, measured, settings, tables, free))
-    return tuple(terms)
+    return tuple(_role_term(role, by_role[role]) for role in ROLES if role in by_role)
 
 
 def load_peak_bytes(ctx: RankContext, ep_rank: int = 0) -> int:
