@@ -138,7 +138,7 @@ class Form:
             self._offered(options, value), label=label, value=value or None, with_input=search,
             new_value_mode="add-unique" if free else None,
             on_change=lambda event: self._set(name, event.value),
-        ).props("options-dense")  # fmt: skip
+        ).props("options-dense input-debounce=0")  # fmt: skip
         field.on("popup-show", js_handler=_PLAIN_LIST)
         self._dress(name, field, hint)
 
