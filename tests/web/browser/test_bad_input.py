@@ -51,7 +51,9 @@ def test_a_model_that_nobody_knows_is_named_with_those_that_are_close(visit: Vis
     visit.field("model").click()
     visit.field("model").press("Control+a")
     visit.field("model").press_sequentially("Qwen/Qwen3-9")
-    visit.page.locator(".q-menu .q-item").first.wait_for(state="hidden")  # Enter would take what the list still offers
+    visit.page.locator(".q-menu .q-item").first.wait_for(
+        state="hidden"
+    )  # Enter would take what the list still offers
     visit.field("model").press("Enter")
     visit.verdict("No answer yet")
     assert "Did you mean" in visit.problem("model")
