@@ -47,6 +47,9 @@ def remedies(start: StartRecord, finding: Finding, rebuilt: Rebuilt | None) -> t
     return tuple(found[:MOST])
 
 
+LOADING = frozenset({Phase.LOAD, Phase.REPACK})
+
+
 def _best_per_flag(found: Iterator[Remedy]) -> list[Remedy]:
     """Of several values of one flag the mildest that is enough, else the one that helps most."""
     best: dict[str, Remedy] = {}
@@ -173,9 +176,10 @@ def _base(start: StartRecord, finding: Finding, plan: Plan, planned: int) -> int
         if available is not None:
             needed = min(r.budget.available_kv_bytes for r in plan.ranks) - budget_margin(plan)
             return round(available * GIB) - needed
-    if finding.missing_bytes is not None:
-        return -finding.missing_bytes
-    return planned
+    if finding.missing_bytes is None:
+        return planned
+    # the first tensor that finds no room is rarely the last: of weights more is known than the log says
+    return min(-finding.missing_bytes, planned) if finding.phase in LOADING else -finding.missing_bytes
 
 
 def _starts(finding: Finding, plan: Plan, other: Plan, spare: int) -> tuple[bool, str]:
@@ -271,11 +275,14 @@ def _changes(start: StartRecord, finding: Finding, rebuilt: Rebuilt, base: int) 
             )
     tp = engine.parallel.tp
     if tp < 8 and cause not in (Reason.FREE_BELOW_REQUESTED, RuntimeCause.NCCL_OUT_OF_MEMORY):
-        yield _Change(
-            "twice the GPUs",
-            ("--tensor-parallel-size", str(2 * tp)),
-            replace(args, tensor_parallel_size=2 * tp),
-        )
+        # the mildest that is enough is kept
+        for words, times in (("twice the GPUs", 2), ("four times the GPUs", 4), ("eight times the GPUs", 8)):
+            if times * tp <= 8:
+                yield _Change(
+                    words,
+                    ("--tensor-parallel-size", str(times * tp)),
+                    replace(args, tensor_parallel_size=times * tp),
+                )
 
 
 def _shares(
