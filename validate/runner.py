@@ -26,6 +26,8 @@ RESOLVED_BY_USAGE = ("max_num_batched_tokens", "max_num_seqs")
 """Settings whose default differs between `vllm serve` and the LLM class (engine/arg_utils.py:
 get_batch_defaults).
 """
+DRAFTS_WITHOUT_MODEL = frozenset({"ngram", "[ngram]", "suffix"})
+"""What may stand for a draft's model though there is none (config/speculative.py: SpeculativeConfig.__post_init__)."""
 RECORDED_ENVIRONMENT = re.compile(r"^(VLLM|NCCL|TORCH|PYTORCH|CUDA|FLASHINFER|TRITON)_\w+$")
 NOT_RECORDED = re.compile(r"_(DIR|PATH|ROOT|HOME|FILE|HOST|IP|PORT|TOKEN|KEY|DATE|URL)$|^CUDA_VERSION")
 
@@ -63,7 +65,9 @@ def run(
     timed_out = False
     log_parts: list[Path] = []
     try:
-        arguments = engine_arguments(request, model_location(request, settings.work), plan)
+        arguments = engine_arguments(
+            request, model_location(request, settings.work), plan, draft_location(request, settings.work)
+        )
         dp = int(request.flags.get("data_parallel_size") or 1)
         port = _free_port() if dp > 1 else 0
         for rank in range(dp):
@@ -95,8 +99,11 @@ def run(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def engine_arguments(request: RunRequest, model: str, plan: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Keyword arguments for `vllm.LLM`. The server's defaults are passed explicitly: the class has others.
+def engine_arguments(
+    request: RunRequest, model: str, plan: Mapping[str, Any] | None, draft: str | None = None
+) -> dict[str, Any]:
+    """Keyword arguments for `vllm.LLM`. The server's defaults are passed explicitly: the class has others. `draft`
+    replaces the name of the speculative model.
 
     Raises InputError where they are needed and neither the request nor the plan says them.
     """
@@ -106,6 +113,8 @@ def engine_arguments(request: RunRequest, model: str, plan: Mapping[str, Any] | 
         "skip_tokenizer_init": True,
     }
     arguments |= {k: v for k, v in request.flags.items() if v is not None and k != "data_parallel_size"}
+    if draft is not None:
+        arguments["speculative_config"] = {**arguments["speculative_config"], "model": draft}
     backend = arguments.pop("attention_backend", None)
     if backend is not None:
         arguments["attention_config"] = {**arguments.get("attention_config", {}), "backend": backend}
@@ -143,8 +152,21 @@ def model_location(request: RunRequest, work: Path) -> str:
         if request.config_changes:
             raise InputError(f"{request.name}: config_changes needs --load-format dummy")
         return request.model
-    files = config_files(request.model)
-    files["config.json"] = {**files["config.json"], **request.config_changes}
+    return _config_folder(request.model, request.config_changes, work)
+
+
+def draft_location(request: RunRequest, work: Path) -> str | None:
+    """The same for the model that `speculative_config` names, if it names one and the weights are dummies."""
+    speculative = request.flags.get("speculative_config")
+    model = speculative.get("model") if isinstance(speculative, dict) else None
+    if request.load_format != "dummy" or not model or model in DRAFTS_WITHOUT_MODEL:
+        return None
+    return _config_folder(model, {}, work)
+
+
+def _config_folder(model: str, changes: Mapping[str, Any], work: Path) -> str:
+    files = config_files(model)
+    files["config.json"] = {**files["config.json"], **changes}
     texts = {name: json.dumps(content, sort_keys=True) for name, content in files.items()}
     digest = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()[:16]
     target = work.resolve() / "models" / digest / "model"
@@ -298,17 +320,22 @@ def _record(
     )
     starts = [j.started_s for j in journals if j.started_s is not None]
     drivers = {state.driver for state in before if state.driver}
+    public = _public_request(request)
     tail = [] if result.status is RunStatus.OK else [logs.anonymous(line)[:400] for line in lines[-25:]]
     return RunRecord(
         tool_version=settings.tool_version,
-        request=request.model_copy(update={"model": _public_model(request.model)}),
+        request=public,
         status=result.status,
         reason=result.reason,
         error=result.error,
         phase=result.phase,
         versions={**versions, "driver": next(iter(drivers), None)},
         gpus=before,
-        engine={k: v for k, v in arguments.items() if k != "model"},
+        engine={
+            k: public.flags[k] if k == "speculative_config" else v
+            for k, v in arguments.items()
+            if k != "model"
+        },
         environment=recorded_environment(child_environment_view(request)),
         plan=plan,
         plan_error=plan_error,
@@ -328,6 +355,15 @@ def _record(
 def child_environment_view(request: RunRequest) -> dict[str, str]:
     """What of this process's environment the engine saw, with the request's additions."""
     return {**os.environ, **request.env}
+
+
+def _public_request(request: RunRequest) -> RunRequest:
+    """The request as it is recorded: the models that it names are ids, not paths."""
+    flags = dict(request.flags)
+    draft = flags.get("speculative_config")
+    if isinstance(draft, dict) and draft.get("model"):
+        flags["speculative_config"] = {**draft, "model": _public_model(draft["model"])}
+    return request.model_copy(update={"model": _public_model(request.model), "flags": flags})
 
 
 def _public_model(model: str) -> str:

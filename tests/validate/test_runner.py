@@ -17,6 +17,7 @@ from vllm_capacity.validate.processes import members
 from vllm_capacity.validate.record import RunRequest, RunStatus
 from vllm_capacity.validate.runner import (
     RunnerSettings,
+    draft_location,
     engine_arguments,
     model_location,
     recorded_environment,
@@ -244,6 +245,33 @@ def test_one_model_lies_in_one_folder_so_that_a_second_start_can_be_warm(
     fewer = request.model_copy(update={"config_changes": {"num_hidden_layers": 2}})
     assert model_location(fewer, settings.work) != first
     assert json.loads((Path(first) / "config.json").read_text())["architectures"]
+
+
+def test_a_draft_model_lies_in_a_folder_too_and_is_recorded_by_its_name(
+    make_request: Callable[..., RunRequest], settings: RunnerSettings, tmp_path: Path
+) -> None:
+    """With dummy weights nothing is downloaded, so the engine must find the draft's config as it finds the model's."""
+    config = tmp_path / "drafts" / "eagle3" / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text('{"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}')
+    request = make_request(
+        flags={
+            "speculative_config": {"method": "eagle3", "model": str(config), "num_speculative_tokens": 3},
+            "max_num_batched_tokens": 8192,
+            "max_num_seqs": 64,
+        }
+    )
+    draft = draft_location(request, settings.work)
+    assert draft is not None
+    assert json.loads((Path(draft) / "config.json").read_text())["num_hidden_layers"] == 1
+    engine = engine_arguments(request, "m", None, draft)["speculative_config"]
+    assert engine == {"method": "eagle3", "model": draft, "num_speculative_tokens": 3}
+    assert run(request, settings).request.flags["speculative_config"]["model"] == "eagle3"
+
+    ngram = {"method": "ngram", "num_speculative_tokens": 3}
+    assert draft_location(make_request(flags={"speculative_config": ngram}), settings.work) is None
+    real = request.model_copy(update={"load_format": "auto"})
+    assert draft_location(real, settings.work) is None
 
 
 @pytest.mark.parametrize(
