@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from vllm_capacity.validate.engine_side.vllm_capacity_probe.snapshots import alive_at_peak
-from vllm_capacity.validate.engine_side.vllm_capacity_probe.worker import wrapped
+from vllm_capacity.validate.engine_side.vllm_capacity_probe.worker import finishing_dummy_load, wrapped
 
 
 def entry(action: str, address: int, size: int, line: int = 0) -> dict[str, object]:
@@ -46,3 +46,27 @@ def test_wrapping_leaves_no_trace() -> None:
     assert "call" not in vars(owner)
     with wrapped(owner, "absent", lambda original: original):
         assert not hasattr(owner, "absent")
+
+
+def test_dummy_weights_get_what_a_model_derives_from_real_ones() -> None:
+    """vLLM 0.26.0, models/deepseek_v4/nvidia/model.py: the first layer of DeepSeek-V4 asserts it."""
+    seen: list[str] = []
+
+    class Mixing:
+        def finalize_mhc_broadcast_weights(self) -> None:
+            seen.append("derived")
+
+    class Model:
+        def modules(self) -> list[object]:
+            return [object(), Mixing()]
+
+    class Loader:
+        def load_weights(self, model: Model, model_config: str) -> str:
+            seen.append(f"values for {model_config}")
+            return "done"
+
+    with wrapped(Loader, "load_weights", finishing_dummy_load):
+        assert Loader().load_weights(Model(), "config") == "done"
+    assert seen == ["values for config", "derived"]
+    Loader().load_weights(Model(), "again")
+    assert seen[2:] == ["values for again"]

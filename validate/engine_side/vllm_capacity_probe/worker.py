@@ -44,6 +44,23 @@ def wrapped(
             delattr(owner, name)
 
 
+def finishing_dummy_load(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Dummy weights bypass the model's `load_weights`, and with it what that derives from them: without DeepSeek-V4's
+    first mixing matrix (models/deepseek_v4/nvidia/model.py: DeepseekV4ForCausalLM.load_weights, 0.26.0) no forward
+    pass runs.
+    """
+
+    def call(loader: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(loader, model, *args, **kwargs)
+        for part in model.modules():
+            derive = getattr(part, "finalize_mhc_broadcast_weights", None)
+            if derive is not None:
+                derive()
+        return result
+
+    return call
+
+
 class Measuring:
     """Mixin over vLLM's GPU `Worker` (v1/worker/gpu_worker.py, 0.20 to 0.33): same calls, same order, with
     snapshots.
@@ -130,6 +147,7 @@ class Measuring:
             self._guard("memory_history", self._record_history)
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        from vllm.model_executor.model_loader import dummy_loader
         from vllm.utils import mem_utils
 
         def with_peak(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,7 +158,11 @@ class Measuring:
 
             return leave
 
-        with self._phase("load_model"), wrapped(mem_utils.DeviceMemoryProfiler, "__exit__", with_peak):
+        with (
+            self._phase("load_model"),
+            wrapped(mem_utils.DeviceMemoryProfiler, "__exit__", with_peak),
+            wrapped(dummy_loader.DummyModelLoader, "load_weights", finishing_dummy_load),
+        ):
             result = super().load_model(*args, **kwargs)  # type: ignore[misc]
         self._stage("load")
         self._fact("model_memory_usage", lambda: int(self.model_runner.model_memory_usage))
