@@ -7,6 +7,8 @@ kimi_k25_vit.py, qwen2_vl.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vllm_capacity.architecture import common
 from vllm_capacity.architecture.modules import Linear, Module, Placed, Shard, Tensor
 from vllm_capacity.architecture.vision import block, everywhere, linear, vision_part
@@ -36,7 +38,8 @@ def pixtral_vision(config: ModelConfig) -> tuple[Placed, ...]:
     vision = vision_part(config)
     hidden, width = vision.size("hidden_size", 1024), vision.size("intermediate_size", 4096)
     patch, channels = vision.size("patch_size", 16), vision.size("num_channels", 3)
-    head = vision.size("head_dim", max(1, hidden // vision.size("num_attention_heads", 16)))
+    heads = vision.size("num_attention_heads", 16)
+    head = vision.size("head_dim", max(1, hidden // heads))
     merge, bias = config.root.get("spatial_merge_size"), bool(config.root.get("multimodal_projector_bias"))
     merged = hidden * (merge if type(merge) is int and merge > 0 else 2) ** 2
     prefix = "vision_tower.transformer.layers.0"
@@ -55,6 +58,7 @@ def pixtral_vision(config: ModelConfig) -> tuple[Placed, ...]:
                     inputs=hidden,
                     outputs=(hidden,) * 3,
                     shard=Shard.COLUMN,
+                    heads=heads,
                 ),
                 linear(f"{prefix}.attention.o_proj", hidden, hidden, Shard.ROW, bias=False),
                 *common.gated_mlp(hidden, width, prefix=f"{prefix}.feed_forward"),
@@ -158,10 +162,13 @@ def moonvit(config: ModelConfig) -> tuple[Placed, ...]:
     shape = (vision.size("init_pos_emb_height", 64), vision.size("init_pos_emb_width", 64), hidden)
     time = vision.size("init_pos_emb_time", 4)
     quantised = (config.quantization or {}).get("quant_method") != "compressed-tensors"
-    prefix = "vision_tower.encoder.blocks.0"
-    blocks = block(
-        prefix, hidden, width, qkv="wqkv", out="wo", norms=("norm0", "norm1"), up="mlp.fc0", down="mlp.fc1",
-        quantised=quantised,
+    heads, prefix = vision.size("vt_num_attention_heads", 16), "vision_tower.encoder.blocks.0"
+    blocks = moonvit_block(
+        block(
+            prefix, hidden, width, qkv="wqkv", out="wo", norms=("norm0", "norm1"), up="mlp.fc0", down="mlp.fc1",
+            quantised=quantised, heads=heads,
+        ),
+        heads,
     )  # fmt: skip
     return (
         *everywhere(
@@ -182,13 +189,23 @@ def moonvit(config: ModelConfig) -> tuple[Placed, ...]:
     )
 
 
+def moonvit_block(modules: tuple[Module, ...], heads: int) -> tuple[Module, ...]:
+    """MoonViT falls back to whole linears where tp does not divide its heads (`is_vit_use_data_parallel(num_heads)`,
+    models/vision.py, asked in kimi_k25_vit.py: MoonViTEncoderLayer, 0.26.0 and 0.33.0).
+    """
+    return tuple(
+        replace(module, whole_unless_divides=heads) if isinstance(module, Linear) else module
+        for module in modules
+    )
+
+
 def qwen2_vision(config: ModelConfig) -> tuple[Placed, ...]:
     """Qwen2VisionTransformer (qwen2_vl.py:480-640): `embed_dim` wide, `mlp_ratio` in the MLP, `hidden_size` out."""
     vision = vision_part(config)
     hidden, out = vision.size("embed_dim", 1280), vision.size("hidden_size", config.hidden_size)
     patch, merged = vision.size("patch_size", 14), hidden * vision.size("spatial_merge_size", 2) ** 2
     pixels = vision.size("in_channels", 3) * vision.size("temporal_patch_size", 2) * patch * patch
-    head = max(1, hidden // vision.size("num_heads", 16))
+    heads = vision.size("num_heads", 16)
     ratio = vision.get("mlp_ratio", 4)
     if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio < 1000:
         raise InputError(f"{config.name}: vision_config: 'mlp_ratio' must be a number above 0")
@@ -199,12 +216,17 @@ def qwen2_vision(config: ModelConfig) -> tuple[Placed, ...]:
         qkv="attn.qkv",
         out="attn.proj",
         norms=("norm1", "norm2"),
+        heads=heads,
     )
     return (
         *everywhere(
             (
                 Tensor(name="visual.patch_embed.proj.weight", shape=(hidden, pixels)),
-                Tensor(name="visual.rotary_pos_emb.cos_sin_cache", shape=(8192, head // 2), buffer=True),
+                Tensor(
+                    name="visual.rotary_pos_emb.cos_sin_cache",
+                    shape=(8192, max(1, hidden // heads) // 2),
+                    buffer=True,
+                ),
                 *common.norm("visual.merger.ln_q", hidden, bias=True),
                 linear("visual.merger.mlp.0", merged, merged, Shard.COLUMN),
                 linear("visual.merger.mlp.2", merged, out, Shard.ROW),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from vllm_capacity.architecture import common
 from vllm_capacity.architecture.decoder import decoder, dense_feed_forward, moe_feed_forward
+from vllm_capacity.architecture.encoders import moonvit_block
 from vllm_capacity.architecture.mla import mla_mixer
 from vllm_capacity.architecture.modules import (
     Architecture,
@@ -209,7 +210,11 @@ def _encoder(config: ModelConfig) -> tuple[Placed, ...]:
         (config.quantization or {}).get("quant_method") != "compressed-tensors",
     )
     rows = (vision.size("init_pos_emb_height", 64), vision.size("init_pos_emb_width", 64), hidden)
-    tower, block = "vision_tower", "vision_tower.encoder.blocks.0"
+    tower, block, heads = (
+        "vision_tower",
+        "vision_tower.encoder.blocks.0",
+        vision.size("vt_num_attention_heads", 16),
+    )
 
     def part(name: str, inputs: int, outputs: tuple[int, ...], shard: Shard) -> Linear:
         return Linear(name=name, inputs=inputs, outputs=outputs, shard=shard, quantised=quantised)
@@ -234,4 +239,7 @@ def _encoder(config: ModelConfig) -> tuple[Placed, ...]:
         linear("mm_projector.linear_2", merged, config.hidden_size, Shard.REPLICATED, bias=False, quantised=quantised),
         *common.norm("mm_projector.post_norm", config.hidden_size),
     )  # fmt: skip
-    return (*everywhere(ends), *everywhere(blocks, vision.size("vt_num_hidden_layers", 27)))
+    return (
+        *everywhere(ends),
+        *everywhere(moonvit_block(blocks, heads), vision.size("vt_num_hidden_layers", 27)),
+    )

@@ -70,7 +70,7 @@ def _tower(config: ModelConfig) -> tuple[Placed, ...]:
     )
     blocks = block(
         "vpm.encoder.layers.0", hidden, vision.size("intermediate_size", 4304), qkv="self_attn.qkv_proj",
-        out="self_attn.out_proj", norms=("layer_norm1", "layer_norm2"),
+        out="self_attn.out_proj", norms=("layer_norm1", "layer_norm2"), heads=vision.size("num_attention_heads", 16),
     )  # fmt: skip
     dropped = config.boolean("drop_vision_last_layer", False)
     count = vision.size("num_hidden_layers", 27) - (1 if dropped else 0)

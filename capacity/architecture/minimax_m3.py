@@ -163,7 +163,8 @@ def _encoder(config: ModelConfig) -> tuple[Placed, ...]:
     merge, temporal = inner.size("spatial_merge_size", 2), inner.size("temporal_patch_size", 2)
     width = config.root.get("projector_hidden_size")
     width = width if type(width) is int and width > 0 else text
-    third = max(1, hidden // vision.size("num_attention_heads", 16) // 2 // 3)
+    heads = vision.size("num_attention_heads", 16)
+    third = max(1, hidden // heads // 2 // 3)
     prefix = "vision_tower.vision_model"
     modules: tuple[Module, ...] = (
         Tensor(
@@ -182,6 +183,6 @@ def _encoder(config: ModelConfig) -> tuple[Placed, ...]:
     )
     blocks = block(
         f"{prefix}.encoder.layers.0", hidden, vision.size("intermediate_size", 5120), qkv="self_attn.qkv_proj",
-        out="self_attn.out_proj", norms=("layer_norm1", "layer_norm2"), up="fc1", down="fc2",
+        out="self_attn.out_proj", norms=("layer_norm1", "layer_norm2"), up="fc1", down="fc2", heads=heads,
     )  # fmt: skip
     return (*everywhere(modules), *everywhere(blocks, vision.size("num_hidden_layers", 32)))

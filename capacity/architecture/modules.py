@@ -48,6 +48,10 @@ class Linear:
     """
     pad_rows_to: int = 1
     """A rank's rows are rounded up to a multiple of this (Kimi K3); the padding is a slice of its own."""
+    heads: int = 0
+    """Attention heads that the outputs hold, of which a rank gets whole ones (an encoder's fused QKV); 0: any split."""
+    whole_unless_divides: int = 0
+    """Whole on every rank where tp does not divide this number of heads (MoonViT); 0: no such rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from vllm_capacity.releases.release import Release
 
 CLIP_WIDTH, CLIP_MLP, CLIP_LAYERS, CLIP_POSITIONS, CLIP_PIXELS = 1024, 4096, 24, 577, 588
 """CLIP ViT-L/14 at 336 pixels: 24 x 24 patches of 14 x 14 x 3 and the class token."""
+CLIP_HEADS = 16
 
 MOLMO_ADDED_VOCABULARY = 128
 """ADDITIONAL_VOCAB_SIZE, molmo.py:91: embedded, but not in the head."""
@@ -53,7 +54,7 @@ def _phi3_encoder(config: ModelConfig) -> tuple[Placed, ...]:
     )
     blocks = block(
         f"{prefix}.encoder.layers.0", CLIP_WIDTH, CLIP_MLP, qkv="self_attn.qkv_proj", out="self_attn.out_proj",
-        norms=("layer_norm1", "layer_norm2"),
+        norms=("layer_norm1", "layer_norm2"), heads=CLIP_HEADS,
     )  # fmt: skip
     count = CLIP_LAYERS + layer + 1 if layer < 0 else layer + 1
     embed = common.embedding(config.vocab_size, hidden, name="vision_embed_tokens.embed_tokens")
@@ -138,6 +139,16 @@ def _molmo_encoder(config: ModelConfig, hidden: int) -> tuple[Placed, ...]:
 
 def _molmo_attention(prefix: str, inputs: int) -> tuple[Module, ...]:
     return (
-        *(linear(f"{prefix}.{name}", inputs, CLIP_WIDTH, Shard.COLUMN) for name in ("wq", "wk", "wv")),
+        *(
+            Linear(
+                name=f"{prefix}.{name}",
+                inputs=inputs,
+                outputs=(CLIP_WIDTH,),
+                shard=Shard.COLUMN,
+                bias=True,
+                heads=CLIP_HEADS,
+            )
+            for name in ("wq", "wk", "wv")
+        ),
         linear(f"{prefix}.wo", CLIP_WIDTH, CLIP_WIDTH, Shard.ROW),
     )

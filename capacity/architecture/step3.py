@@ -141,5 +141,6 @@ def _encoder(config: ModelConfig) -> tuple[Placed, ...]:
     blocks = block(
         "vision_model.transformer.layers.0", hidden, vision.size("intermediate_size", 3072),
         qkv="self_attn.qkv_proj", out="self_attn.out_proj", norms=("layer_norm1", "layer_norm2"),
+        heads=vision.size("num_attention_heads", 16),
     )  # fmt: skip
     return (*everywhere(modules), *everywhere(blocks, vision.size("num_hidden_layers", 63)))

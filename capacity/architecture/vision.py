@@ -41,11 +41,16 @@ def block(
     qkv: str,
     out: str,
     norms: tuple[str, str],
+    heads: int,
     up: str = "mlp.fc1",
     down: str = "mlp.fc2",
     quantised: bool = True,
 ) -> tuple[Module, ...]:
-    """A transformer block with LayerNorms, biases and an MLP without gate."""
+    """A transformer block with LayerNorms, biases and an MLP without gate.
+
+    Every class divides its heads: `divide(num_heads, tp_size)` in qwen2_vl.py:297, siglip.py:399, clip.py:397,
+    `assert` in mllama4.py:255, whisper.py:161, step3_vl.py:314, idefics2_vision_model.py:146 (0.26.0).
+    """
     return (
         Linear(
             name=f"{prefix}.{qkv}",
@@ -54,6 +59,7 @@ def block(
             shard=Shard.COLUMN,
             bias=True,
             quantised=quantised,
+            heads=heads,
         ),
         linear(f"{prefix}.{out}", hidden, hidden, Shard.ROW, quantised=quantised),
         linear(f"{prefix}.{up}", hidden, width, Shard.COLUMN, quantised=quantised),
@@ -114,7 +120,7 @@ def llama4_vision(config: ModelConfig) -> tuple[Placed, ...]:
     )
     patch, channels = vision.size("patch_size", 14), vision.size("num_channels", 3)
     patches = (vision.size("image_size", 448) // patch) ** 2 + 1
-    head = hidden // vision.size("num_attention_heads", 16)
+    heads = vision.size("num_attention_heads", 16)
     inner, outer = vision.size("projector_input_dim", 4096), vision.size("projector_output_dim", 4096)
     prefix = "vision_model"
     return (
@@ -134,7 +140,7 @@ def llama4_vision(config: ModelConfig) -> tuple[Placed, ...]:
                 *common.norm(f"{prefix}.layernorm_post", hidden, bias=True),
                 Tensor(
                     name=f"{prefix}.rotary_emb.cos_sin_cache",
-                    shape=(patches, head),
+                    shape=(patches, hidden // heads),
                     dtype="float32",
                     buffer=True,
                 ),
@@ -148,6 +154,7 @@ def llama4_vision(config: ModelConfig) -> tuple[Placed, ...]:
                 qkv="self_attn.qkv_proj",
                 out="self_attn.o_proj",
                 norms=("input_layernorm", "post_attention_layernorm"),
+                heads=heads,
                 quantised=False,
             ),
             count,
@@ -194,7 +201,7 @@ def qwen3_vision(config: ModelConfig) -> tuple[Placed, ...]:
     if not isinstance(deep, (list, tuple)):
         raise InputError(f"{config.name}: vision_config: 'deepstack_visual_indexes' must be a list")
     pixels = vision.size("in_channels", 3) * vision.size("temporal_patch_size", 2) * patch * patch
-    head = hidden // vision.size("num_heads", 16)
+    heads = vision.size("num_heads", 16)
 
     def merger(prefix: str, norm: int) -> tuple[Module, ...]:
         return (
@@ -212,7 +219,11 @@ def qwen3_vision(config: ModelConfig) -> tuple[Placed, ...]:
                     name="visual.pos_embed.weight",
                     shape=(vision.size("num_position_embeddings", 2304), hidden),
                 ),
-                Tensor(name="visual.rotary_pos_emb.cos_sin_cache", shape=(8192, head // 2), buffer=True),
+                Tensor(
+                    name="visual.rotary_pos_emb.cos_sin_cache",
+                    shape=(8192, hidden // heads // 2),
+                    buffer=True,
+                ),
                 *merger("visual.merger", hidden),
             )
         ),
@@ -225,6 +236,7 @@ def qwen3_vision(config: ModelConfig) -> tuple[Placed, ...]:
                 qkv="attn.qkv",
                 out="attn.proj",
                 norms=("norm1", "norm2"),
+                heads=heads,
                 up="mlp.linear_fc1",
                 down="mlp.linear_fc2",
             ),
@@ -270,6 +282,7 @@ def siglip_vision(config: ModelConfig) -> tuple[Placed, ...]:
                 qkv="self_attn.qkv_proj",
                 out="self_attn.out_proj",
                 norms=("layer_norm1", "layer_norm2"),
+                heads=vision.size("num_attention_heads", 16),
             ),
             count,
         ),

@@ -109,7 +109,7 @@ def _deepstack(config: ModelConfig) -> tuple[Placed, ...]:
 def _qwen2_5_encoder(config: ModelConfig) -> tuple[Placed, ...]:
     vision = vision_part(config)
     hidden, width = vision.size("hidden_size", 1280), vision.size("intermediate_size", 3420)
-    patch, head = vision.size("patch_size", 14), hidden // vision.size("num_heads", 16)
+    patch, heads = vision.size("patch_size", 14), vision.size("num_heads", 16)
     pixels = vision.size("in_channels", 3) * vision.size("temporal_patch_size", 2) * patch * patch
     merged = hidden * vision.size("spatial_merge_size", 2) ** 2
     prefix = "visual.blocks.0"
@@ -117,7 +117,11 @@ def _qwen2_5_encoder(config: ModelConfig) -> tuple[Placed, ...]:
         *everywhere(
             (
                 Tensor(name="visual.patch_embed.proj.weight", shape=(hidden, pixels)),
-                Tensor(name="visual.rotary_pos_emb.cos_sin_cache", shape=(8192, head // 2), buffer=True),
+                Tensor(
+                    name="visual.rotary_pos_emb.cos_sin_cache",
+                    shape=(8192, hidden // heads // 2),
+                    buffer=True,
+                ),
             )
         ),
         *everywhere(
@@ -130,6 +134,7 @@ def _qwen2_5_encoder(config: ModelConfig) -> tuple[Placed, ...]:
                     outputs=(hidden,) * 3,
                     shard=Shard.COLUMN,
                     bias=True,
+                    heads=heads,
                 ),
                 linear(f"{prefix}.attn.proj", hidden, hidden, Shard.ROW),
                 *common.gated_mlp(hidden, width, prefix=f"{prefix}.mlp", bias=True),
@@ -156,7 +161,7 @@ def _glm4v_encoder(config: ModelConfig) -> tuple[Placed, ...]:
     patch, merge = vision.size("patch_size", 14), vision.size("spatial_merge_size", 2)
     pixels = vision.size("in_channels", 3) * vision.size("temporal_patch_size", 2) * patch * patch
     positions = (vision.size("image_size", 336) // patch) ** 2
-    head = hidden // vision.size("num_heads", 12)
+    heads = vision.size("num_heads", 12)
     bias = bool(vision.get("attention_bias", False))
     prefix = "visual.blocks.0"
     modules: tuple[Module, ...] = (
@@ -164,7 +169,7 @@ def _glm4v_encoder(config: ModelConfig) -> tuple[Placed, ...]:
         Tensor(name="visual.patch_embed.proj.bias", shape=(hidden,)),
         Tensor(name="visual.embeddings.position_embedding.weight", shape=(positions, hidden)),
         Tensor(name="visual.embeddings.position_ids", shape=(1, positions), dtype="int64", buffer=True),
-        Tensor(name="visual.rotary_pos_emb.cos_sin_cache", shape=(8192, head // 2), buffer=True),
+        Tensor(name="visual.rotary_pos_emb.cos_sin_cache", shape=(8192, hidden // heads // 2), buffer=True),
         *common.norm("visual.post_conv_layernorm", hidden),
         *common.norm("visual.post_layernorm", hidden),
         Tensor(name="visual.downsample.weight", shape=(out, hidden, merge, merge)),
@@ -177,7 +182,12 @@ def _glm4v_encoder(config: ModelConfig) -> tuple[Placed, ...]:
         *common.norm(f"{prefix}.norm1", hidden),
         *common.norm(f"{prefix}.norm2", hidden),
         Linear(
-            name=f"{prefix}.attn.qkv", inputs=hidden, outputs=(hidden,) * 3, shard=Shard.COLUMN, bias=bias
+            name=f"{prefix}.attn.qkv",
+            inputs=hidden,
+            outputs=(hidden,) * 3,
+            shard=Shard.COLUMN,
+            bias=bias,
+            heads=heads,
         ),
         linear(f"{prefix}.attn.proj", hidden, hidden, Shard.ROW, bias=False),
         *common.gated_mlp(hidden, width, prefix=f"{prefix}.mlp"),

@@ -116,6 +116,7 @@ def _encoder(config: ModelConfig, hidden: int) -> tuple[Placed, ...]:
     blocks = block(
         f"{prefix}.layers.0", hidden, config.size("encoder_ffn_dim"), qkv="self_attn.qkv_proj",
         out="self_attn.out_proj", norms=("self_attn_layer_norm", "final_layer_norm"),
+        heads=config.size("encoder_attention_heads"),
     )  # fmt: skip
     return (
         *everywhere(

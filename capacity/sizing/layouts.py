@@ -10,6 +10,7 @@ from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError, RefusedError
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.releases.release import Release
+from vllm_capacity.weights.encoder_modules import built_outside
 from vllm_capacity.weights.layout import check_layout
 
 MOST_STAGES = 8
@@ -52,19 +53,20 @@ def layouts(
     *,
     node_gpus: int,
     most_gpus: int,
-    dcp: int = 1,
+    args: EngineArgs,
 ) -> tuple[Layout, ...]:
-    """All valid layouts of one replica, ordered by GPUs and then by simplicity.
+    """All valid layouts of one replica, ordered by GPUs and then by simplicity; sizes of `args` but dcp do not count.
 
     A tensor-parallel group stays within a node. A replica of more than one node takes whole nodes. Data parallelism is
     planned for models with experts only: without them its ranks are engines of their own, which is what replicas are.
     """
     found = []
+    dcp, outside = args.decode_context_parallel_size, built_outside(architecture, args)
     for tp, pp, dp in _sizes(fixed, bool(architecture.num_experts), node_gpus, most_gpus):
         for expert_parallel in _expert_choices(fixed, architecture, tp * dp):
             parallel = ParallelConfig(tp=tp, pp=pp, dp=dp, expert_parallel=expert_parallel, dcp=dcp)
             try:
-                check_layout(architecture, parallel, release)
+                check_layout(architecture, parallel, release, outside)
             except (RefusedError, InputError):
                 continue
             found.append(Layout(tp * pp * dp, pp, dp, expert_parallel, tp))

@@ -323,7 +323,7 @@ def _unmeasured(plan: Plan) -> bool:
 def _layouts(question: Question, config: ModelConfig, node: Node) -> tuple[Layout, ...]:
     return layouts(
         _architecture(config, question.release), question.release, question.fixed, node_gpus=node.gpus,
-        most_gpus=1 if node.gpus == 1 else question.most_gpus, dcp=question.args.decode_context_parallel_size,
+        most_gpus=1 if node.gpus == 1 else question.most_gpus, args=question.args,
     )  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from vllm_capacity.architecture.modules import Linear, Placed, QkvLinear, Shard
+from vllm_capacity.architecture.modules import Architecture, Linear, Placed, QkvLinear, Shard
 from vllm_capacity.context import RankContext
+from vllm_capacity.engine import EngineArgs
 
 ALL = frozenset({"*"})
 """Stands for every modality."""
@@ -23,21 +24,25 @@ DIVIDED_ALWAYS = ("multi_modal_projector.",)
 
 
 def outside_here(ctx: RankContext) -> tuple[Placed, ...]:
-    """`ctx.architecture.outside` without the encoder's modules that this rank does not build, linears whole where
-    they are not divided.
+    """What `built_outside` says of this rank."""
+    late = ctx.pp_rank > 0 and ctx.engine.model_runner == "V2" and ctx.release.has("encoder_on_first_stage")
+    return built_outside(ctx.architecture, ctx.engine.args, late=late)
+
+
+def built_outside(architecture: Architecture, args: EngineArgs, *, late: bool = False) -> tuple[Placed, ...]:
+    """`architecture.outside` without the encoder's modules that are not built, linears whole where they are not divided.
+
+    `late`: on a pipeline stage after the first, where the release builds no encoder.
     """
-    architecture = ctx.architecture
     if not any(placed.modalities for placed in architecture.outside):
         return architecture.outside
-    whole = architecture.encoder_tp_data and ctx.engine.args.other("mm_encoder_tp_mode") == "data"
-    return _outside(architecture.outside, _absent(ctx), bool(whole))
+    whole = architecture.encoder_tp_data and args.other("mm_encoder_tp_mode") == "data"
+    return _outside(architecture.outside, ALL if late else _absent(args), bool(whole))
 
 
-def _absent(ctx: RankContext) -> frozenset[str]:
-    """Modalities that are not served here; ALL for every one."""
-    args = ctx.engine.args
-    late = ctx.pp_rank > 0 and ctx.engine.model_runner == "V2" and ctx.release.has("encoder_on_first_stage")
-    if late or args.other("language_model_only"):
+def _absent(args: EngineArgs) -> frozenset[str]:
+    """Modalities that are not served; ALL for every one."""
+    if args.other("language_model_only"):
         return ALL
     limits = args.other("limit_mm_per_prompt", {})
     if not isinstance(limits, Mapping):

@@ -51,8 +51,15 @@ ONE_EXPERT_PER_RANK = frozenset(
 """
 
 
-def check_layout(architecture: Architecture, parallel: ParallelConfig, release: Release) -> None:
+def check_layout(
+    architecture: Architecture,
+    parallel: ParallelConfig,
+    release: Release,
+    outside: tuple[Placed, ...] | None = None,
+) -> None:
     """Raises RefusedError(INVALID_LAYOUT) where that release of vLLM does not start with this layout.
+
+    `outside` is what flags leave of `architecture.outside` (`built_outside`): a tower that is not built refuses nothing.
 
     In vLLM's order: the parallel sizes among themselves (config/parallel.py, `_validate_parallel_config`),
     the sizes against the model (config/model.py, `verify_with_parallel_config`), then every layer's own
@@ -60,7 +67,7 @@ def check_layout(architecture: Architecture, parallel: ParallelConfig, release: 
     """
     _check_sizes(parallel, release)
     _check_model(architecture, parallel, release)
-    _check_modules(architecture, parallel)
+    _check_each(architecture.layers, architecture.outside if outside is None else outside, parallel)
 
 
 def _refuse(message: str) -> RefusedError:
@@ -171,10 +178,6 @@ def _heads(architecture: Architecture) -> tuple[int, int]:
             if isinstance(mixer, MultiHeadLatentAttention):
                 return mixer.num_heads, 1
     return 0, 0
-
-
-def _check_modules(architecture: Architecture, parallel: ParallelConfig) -> None:
-    _check_each(architecture.layers, architecture.outside, parallel)
 
 
 @lru_cache(maxsize=256)

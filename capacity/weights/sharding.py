@@ -133,13 +133,17 @@ def kv_heads_per_rank(num_kv_heads: int, tp: int) -> int:
 
 
 def shard_linear(linear: Linear, layout: Layout) -> LocalLinear:
-    whole = linear.shard is Shard.REPLICATED or (
-        linear.whole_if_sequence_parallel and layout.sequence_parallel_moe
+    whole = (
+        linear.shard is Shard.REPLICATED
+        or (linear.whole_if_sequence_parallel and layout.sequence_parallel_moe)
+        or bool(linear.whole_unless_divides % layout.tp)
     )
     tp = 1 if whole else layout.tp
     inputs, outputs = linear.inputs, linear.outputs
     total = sum(outputs)
     if tp > 1:
+        if linear.heads:
+            divide(f"attention heads of {linear.name}", linear.heads, tp)
         if linear.shard is Shard.ROW:
             inputs = divide(linear.name, inputs, tp)
         else:

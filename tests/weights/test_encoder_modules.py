@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from vllm_capacity import plan
-from vllm_capacity.answer import Plan, RankPlan
+from vllm_capacity.answer import Plan, RankPlan, RefusedPlan
 from vllm_capacity.ledger import Component
 
 
@@ -76,3 +76,27 @@ def test_a_class_without_data_mode_keeps_its_tower_divided() -> None:
     divided = ranks(GEMMA, tensor_parallel_size=2)[0]
     asked = ranks(GEMMA, tensor_parallel_size=2, mm_encoder_tp_mode="data")[0]
     assert encoder(asked) == encoder(divided) > 0
+
+
+def test_a_towers_heads_refuse_a_layout_only_where_it_is_built_divided() -> None:
+    """16 heads in Qwen2.5-VL's tower, 64 in the 72B text model: `dist_utils.divide(num_heads, tp_size)`,
+    qwen2_5_vl.py:366 (0.26.0); said so by dry-runs of 0.26.0 and 0.33.0.
+    """
+    flags: dict[str, Any] = {"tensor_parallel_size": 32, "gpu": "H200", "suggestions": False}
+    refused = plan("Qwen/Qwen2.5-VL-72B-Instruct", **flags)
+    assert isinstance(refused, RefusedPlan)
+    assert "16 is not divisible by 32" in refused.verdict.message
+    for more in (
+        {"mm_encoder_tp_mode": "data"},
+        {"language_model_only": True},
+        {"limit_mm_per_prompt": {"image": 0, "video": 0}},
+    ):
+        assert isinstance(plan("Qwen/Qwen2.5-VL-72B-Instruct", **flags, **more), Plan), more
+
+
+def test_moonvit_is_whole_where_tp_does_not_divide_its_heads() -> None:
+    # is_vit_use_data_parallel(num_heads) of kimi_k25_vit.py; 16 heads, 64 in the text model
+    divided = ranks("moonshotai/Kimi-K2.5", tensor_parallel_size=16)[0]
+    whole = ranks("moonshotai/Kimi-K2.5", tensor_parallel_size=32)[0]
+    asked = ranks("moonshotai/Kimi-K2.5", tensor_parallel_size=16, mm_encoder_tp_mode="data")[0]
+    assert encoder(whole) == encoder(asked) > encoder(divided)
