@@ -44,6 +44,29 @@ STAND_INS: dict[str, Callable[..., Any]] = {"_moe_C.grouped_topk.default": group
 """Compiled operators that return new tensors and that torch has no shape function for."""
 
 
+def marlin_experts(*args: Any) -> Any:
+    """csrc/moe/marlin_moe_wna16/ops.cu: moe_wna16_marlin_gemm writes into the output that it is given; while it runs it
+    holds the partial sums of at most four blocks for each multiprocessor, each of `moe_block_size` rows and 256 columns.
+    """
+    import torch
+
+    rows, output, padded, block_size = args[0], args[1], args[11], args[15]
+    size_m, top_k, size_n, atomic, exact_sums = args[19], args[16], args[20], args[23], args[24]
+    if output is None:
+        output = torch.empty((size_m * top_k, size_n), dtype=rows.dtype, device=rows.device)
+    if exact_sums and not atomic:
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
+        sums = min(size_n * padded.shape[0], processors * 4 * block_size * 256)
+        return output, (sums * (2 if block_size == 8 else 1),)
+    return output, ()
+
+
+INSTEAD: dict[str, Callable[..., Any]] = {"_moe_C.moe_wna16_marlin_gemm.default": marlin_experts}
+"""Compiled operators whose shape function in vLLM 0.26.0 takes fewer arguments than they do: (output, elements of each
+float32 scratch).
+"""
+
+
 def aliased_outputs(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
     """The arguments that an operator returns after writing into them; None if it returns anything else."""
     schema = func._schema

@@ -17,7 +17,13 @@ def install(ledger: TensorLedger) -> list[str]:
     _no_pinning()
     _no_dummy_values()
     failed = []
-    for name, prepare in (("deep_gemm", _deep_gemm), ("flashinfer", _flashinfer)):
+    libraries = {
+        "deep_gemm": _deep_gemm,
+        "flashinfer": _flashinfer,
+        "tilelang": _tilelang,
+        "cutlass": _cute_dsl,
+    }
+    for name, prepare in libraries.items():
         try:
             prepare(ledger)
         except Exception as error:
@@ -49,6 +55,7 @@ def _no_dummy_values() -> None:
         for name in ("initialize_single_dummy_weight", "initialize_dummy_weights"):
             if hasattr(module, name):
                 setattr(module, name, nothing)
+    _derived_weights(dummy_loader.DummyModelLoader)
     try:
         import vllm.model_executor.model_loader.reload.meta as reload_meta
     except ImportError:  # releases without layerwise reloading
@@ -65,6 +72,22 @@ def _no_dummy_values() -> None:
         return made
 
     reload_meta.materialize_meta_tensor = materialize_meta_tensor
+
+
+def _derived_weights(loader: Any) -> None:
+    """What DeepSeek-V4's own `load_weights` makes of its weights, which dummy ones do not pass through
+    (models/deepseek_v4/nvidia/model.py: DeepseekV4ForCausalLM.load_weights, 0.26.0).
+    """
+    plain = loader.load_weights
+
+    def load_weights(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = plain(self, model, *args, **kwargs)
+        for part in model.modules():
+            if hasattr(part, "finalize_mhc_broadcast_weights"):
+                part.finalize_mhc_broadcast_weights()
+        return result
+
+    loader.load_weights = load_weights
 
 
 def _deep_gemm(ledger: TensorLedger) -> None:
@@ -144,3 +167,30 @@ def _flashinfer(ledger: TensorLedger) -> None:
     import flashinfer.sampling as sampling
 
     sampling.get_seed_and_offset = lambda *_args, **_kwargs: (0, 0)
+
+
+def _tilelang(ledger: TensorLedger) -> None:
+    try:
+        from tilelang.jit import JITImpl
+    except ImportError:  # an optional part of a vLLM environment
+        return
+
+    def call(self: Any, *_args: Any, **_kwargs: Any) -> None:
+        ledger.skipped[f"tilelang.{getattr(self.func, '__name__', 'kernel')}"] += 1
+
+    JITImpl.__call__ = call
+
+
+def _cute_dsl(ledger: TensorLedger) -> None:
+    try:
+        import cutlass.cute as cute
+    except ImportError:  # an optional part of a vLLM environment
+        return
+
+    def compile_nothing(kernel: Any, *_args: Any, **_kwargs: Any) -> Any:
+        def call(*_args: Any, **_kwargs: Any) -> None:
+            ledger.skipped[f"cute.{type(kernel).__name__}"] += 1
+
+        return call
+
+    cute.compile = compile_nothing
