@@ -3,7 +3,7 @@
 from vllm_capacity import plan
 
 answer = plan("Qwen/Qwen3-30B-A3B", gpu="H100-80GB", tensor_parallel_size=2)
-answer.starts, answer.kv_cache.tokens
+answer.starts, answer.kv_cache.size_tokens
 """
 
 from __future__ import annotations

@@ -32,15 +32,15 @@ def suggestions(plan: Plan, replan: Replan) -> tuple[Suggestion, ...]:
             starts=other.starts,
             available_kv_bytes_delta=other.tightest.budget.available_kv_bytes
             - plan.tightest.budget.available_kv_bytes,
-            tokens_delta=other.kv_cache.tokens - plan.kv_cache.tokens,
+            kv_cache_size_tokens_delta=other.kv_cache.size_tokens - plan.kv_cache.size_tokens,
         )
         helps = effect.starts if not plan.starts else False
-        gains = effect.available_kv_bytes_delta >= WORTH_BYTES or effect.tokens_delta > 0
+        gains = effect.available_kv_bytes_delta >= WORTH_BYTES or effect.kv_cache_size_tokens_delta > 0
         if helps or (gains and effect.starts == plan.starts):
             found.append(
                 (
                     0 if helps else 1,
-                    cost if helps else -effect.tokens_delta,
+                    cost if helps else -effect.kv_cache_size_tokens_delta,
                     Suggestion(change, flags, effect),
                 )
             )
@@ -51,7 +51,7 @@ def suggestions(plan: Plan, replan: Replan) -> tuple[Suggestion, ...]:
 def _candidates(plan: Plan) -> Iterator[tuple[str, tuple[str, ...], EngineArgs]]:
     """(what changes, the flags that do it, the arguments with it), cheapest for the user first."""
     engine, args, verdict = plan.engine, plan.engine.args, plan.verdict
-    limit = verdict.max_utilization
+    limit = verdict.max_gpu_memory_utilization
     if limit is not None and engine.kv_cache_memory_bytes is None:
         safe = math.floor(limit * 100) / 100
         if 0 < safe != engine.gpu_memory_utilization:

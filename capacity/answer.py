@@ -61,7 +61,7 @@ class Effect:
 
     starts: bool
     available_kv_bytes_delta: int
-    tokens_delta: int
+    kv_cache_size_tokens_delta: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,11 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcurrencyAnswer:
-    """Whether `requested` sequences of max_model_len tokens fit at once, and the least utilisation that does it."""
+    """Whether `asked` requests of max_model_len tokens fit at once, and the least utilisation that does it."""
 
-    requested: int
+    asked: int
     fits: bool
-    min_utilization: float | None
+    min_gpu_memory_utilization: float | None
     """None where no legal utilisation does."""
 
 
@@ -92,8 +92,8 @@ class Verdict:
     message: str = ""
     """vLLM's own sentence where there is one."""
     max_model_len_that_fits: int | None = None
-    min_utilization: float | None = None
-    max_utilization: float | None = None
+    min_gpu_memory_utilization: float | None = None
+    max_gpu_memory_utilization: float | None = None
     suggestions: tuple[Suggestion, ...] = ()
     concurrency: ConcurrencyAnswer | None = None
 

@@ -235,7 +235,7 @@ def _facts(device: Device, engine: EngineConfig, release: Release) -> dict[str, 
         "tp": engine.parallel.tp,
         "world": engine.parallel.world_size * engine.parallel.dp,
         "torch": release.torch,
-        "runner": engine.model_runner,
+        "model_runner": engine.model_runner,
         "nvls": engine.environment.get("NCCL_NVLS_ENABLE", "1") != "0",
         "fused_all_reduce": _fuses_all_reduce(device, engine),
     }

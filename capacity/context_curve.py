@@ -19,7 +19,7 @@ class ContextPoint:
 
     max_model_len: int
     status: Status
-    tokens: int
+    kv_cache_size_tokens: int
     max_concurrency: float
 
 
@@ -60,6 +60,6 @@ def _point(plan: Plan, length: int, calibration: Calibration | None) -> ContextP
     return ContextPoint(
         max_model_len=length,
         status=found.verdict.status,
-        tokens=found.kv_cache.tokens,
+        kv_cache_size_tokens=found.kv_cache.size_tokens,
         max_concurrency=found.kv_cache.max_concurrency,
     )

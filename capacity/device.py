@@ -18,14 +18,14 @@ class Device:
     nvml_total_bytes: int
     compute_capability: tuple[int, int]
     num_sms: int
-    bandwidth_bytes_per_s: int | None = None
+    bandwidth_bytes_per_second: int | None = None
     nvlink: bool = False
     integrated: bool = False
     vendor: str = "nvidia"
     aliases: tuple[str, ...] = ()
     source: str = ""
-    cuda_total_low: int | None = None
-    cuda_total_high: int | None = None
+    cuda_total_low_bytes: int | None = None
+    cuda_total_high_bytes: int | None = None
     derived: bool = False
     """True if one of the two totals was derived from the other and not measured."""
     power_watts: int | None = None

@@ -43,17 +43,17 @@ def judge(
         status = Status.TOO_CLOSE
     finding = nominal or (worst if status is Status.TOO_CLOSE else None)
     unclaimed = status is Status.STARTS and device.vendor != "nvidia"
-    max_utilization = _max_utilization(ranks, total)
+    max_gpu_memory_utilization = _max_utilization(ranks, total)
     return Verdict(
         status=Status.TOO_CLOSE if unclaimed else status,
         reason=finding[0] if finding else None,
         message=finding[1] if finding else NOT_CLAIMED if unclaimed else "",
         max_model_len_that_fits=_longest(kv_cache, engine, release),
-        min_utilization=_utilization_for(ranks, kv_cache, release, total, requests=1, limit=1.0),
-        max_utilization=max_utilization,
+        min_gpu_memory_utilization=_utilization_for(ranks, kv_cache, release, total, requests=1, limit=1.0),
+        max_gpu_memory_utilization=max_gpu_memory_utilization,
         concurrency=None
         if concurrency is None
-        else _concurrency(ranks, kv_cache, release, total, concurrency, max_utilization),
+        else _concurrency(ranks, kv_cache, release, total, concurrency, max_gpu_memory_utilization),
     )
 
 
@@ -216,7 +216,9 @@ def _concurrency(
     # Block 0 is vLLM's null block and holds no request (v1/core/block_pool.py:188-191, 0.26.0).
     fits = kv_cache.num_blocks - 1 >= requested * kv_cache.blocks_per_request
     return ConcurrencyAnswer(
-        requested=requested,
+        asked=requested,
         fits=fits,
-        min_utilization=_utilization_for(ranks, kv_cache, release, total, requests=requested, limit=limit),
+        min_gpu_memory_utilization=_utilization_for(
+            ranks, kv_cache, release, total, requests=requested, limit=limit
+        ),
     )

@@ -25,9 +25,9 @@ def test_points_are_plans(model: str, options: dict[str, object]):
     for point in points:
         alone = plan(model, **{**options, "max_model_len": point.max_model_len}, suggestions=False)  # type: ignore[arg-type]
         assert isinstance(alone, Plan)
-        assert (point.status, point.tokens, point.max_concurrency) == (
+        assert (point.status, point.kv_cache_size_tokens, point.max_concurrency) == (
             alone.verdict.status,
-            alone.kv_cache.tokens,
+            alone.kv_cache.size_tokens,
             alone.kv_cache.max_concurrency,
         )
 

@@ -127,7 +127,7 @@ def test_layers_named_to_stay_unquantised_keep_their_dtype():
     """--kv-cache-dtype-skip-layers, layers/attention/attention.py (0.26.0): 'auto' for the layers named."""
     fp8 = planned(kv_cache_dtype="fp8")
     some = planned(kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=["0", "1"])
-    assert planned().kv_cache.tokens < some.kv_cache.tokens < fp8.kv_cache.tokens
+    assert planned().kv_cache.size_tokens < some.kv_cache.size_tokens < fp8.kv_cache.size_tokens
 
 
 def test_drafts_may_be_given_flag_by_flag():

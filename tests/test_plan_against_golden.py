@@ -75,7 +75,7 @@ def answer(name: str) -> dict[str, Any]:
         "max_num_seqs": engine.max_num_seqs,
         "block_size": kv.block_size,
         "num_blocks": kv.num_blocks,
-        "tokens": kv.tokens,
+        "tokens": kv.size_tokens,
         "max_concurrency": kv.max_concurrency,
         "groups": [(len(g.layers), g.spec.block_size) for g in kv.stages[0].groups] if kv.stages else [],
         "weights": weights,

@@ -57,7 +57,7 @@ def test_blocks_tokens_and_concurrency_are_vllms(index: int):
     case, kv = CASES[index], plan_of(index).kv_cache
     found = {
         "num_blocks": kv.num_blocks,
-        "tokens": kv.tokens,
+        "tokens": kv.size_tokens,
         "block_size": kv.block_size,
         "max_concurrency": kv.max_concurrency,
     }

@@ -102,7 +102,7 @@ def test_logged_blocks_lie_between_those_of_the_printed_memory(index: int):
 def test_tokens_and_concurrency_follow_from_the_logged_blocks(index: int):
     run = RUNS[index]
     kv = planned(index, num_gpu_blocks_override=run.measured["gpu_blocks"]).kv_cache
-    assert kv.tokens == run.measured["kv_tokens"]
+    assert kv.size_tokens == run.measured["kv_tokens"]
     assert f"{kv.max_concurrency:.2f}" == f"{run.measured['max_concurrency']:.2f}"
 
 
@@ -131,5 +131,5 @@ def test_gemma_3_27b_on_0_19_prints_36_560_tokens_from_15_998_blocks():
         suggestions=False,
     )
     assert isinstance(plan, Plan)
-    assert plan.kv_cache.tokens == 36_560
+    assert plan.kv_cache.size_tokens == 36_560
     assert f"{plan.kv_cache.max_concurrency:.2f}" == "4.46"

@@ -139,7 +139,7 @@ def test_more_memory_never_gives_fewer_tokens(case: dict[str, Any], parts: list[
         flags = {"max_num_batched_tokens": 4096, "max_num_seqs": 64}
         found = planned({**case, "flags": {**case["flags"], **flags}}, device, release)
         assume(found is not None)
-        now = found.kv_cache.tokens if isinstance(found, Plan) else 0
+        now = found.kv_cache.size_tokens if isinstance(found, Plan) else 0
         assert now >= tokens, (percent, parts)
         tokens = now
         begins = isinstance(found, Plan) and found.kv_cache.refusal is None

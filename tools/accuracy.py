@@ -56,8 +56,8 @@ _PLANNED = {
     "weights": "weights_bytes",
     "activation_peak": "activation_peak_bytes",
     "non_torch": "non_torch_bytes",
-    "graph_estimate": "cuda_graph_estimate_bytes",
-    "graph_actual": "cuda_graph_actual_bytes",
+    "graph_estimate": "graph_estimate_bytes",
+    "graph_actual": "graph_actual_bytes",
     "available_kv": "available_kv_bytes",
     "device_used": "device_used_bytes",
 }

@@ -17,6 +17,7 @@ from vllm_capacity.validate.matrix import load_matrix
 from vllm_capacity.validate.planning import plan_request
 from vllm_capacity.validate.record import RunRecord, read_records
 from vllm_capacity.validate.refine import predict_again
+from vllm_capacity.vocabulary import QUANTITIES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -62,6 +63,14 @@ def arcee_module() -> str:
     return f'\n\n```python title="{name}"\n{code}```\n\n'
 
 
+def vocabulary() -> str:
+    """A table of the quantities that several answers have."""
+    lines = ["", "| in text | in JSON | unit | what it is | vLLM |", "|---|---|---|---|---|"]
+    for key, item in QUANTITIES.items():
+        lines.append(f"| {item.word} | `{key}` | {item.unit} | {item.meaning} | {item.vllm or '-'} |")
+    return "\n".join([*lines, ""])
+
+
 KINDS = (
     ("llama-3.1-8b-cache-filled", "dense"),
     ("llama-3.1-8b-cache-hit", "dense, second start"),
@@ -86,11 +95,12 @@ def comparison() -> str:
         name: compare(predict_again(run, load_calibration("none")), run) for name, run in _records().items()
     }
     lines = [
-        "| run | kind | KV tokens predicted | measured | weights | activation peak | non-torch | graph estimate | KV memory |",
+        "| run | kind | KV cache tokens predicted | measured | weights | activation peak | non-torch | graph estimate "
+        "| available for KV cache |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, kind in KINDS:
-        row = tokens[name].row("kv_tokens")
+        row = tokens[name].row("kv_cache_size_tokens")
         assert row is not None
         figures = [
             max(
@@ -109,7 +119,8 @@ def predictions() -> str:
     """What is planned for the runs on four and eight GPUs; the largest figure of any rank."""
     calibration = load_calibration("none")
     lines = [
-        "| run | KV tokens | weights GiB | activation peak GiB | non-torch GiB | before the snapshot GiB | KV memory GiB |",
+        "| run | KV cache tokens | weights GiB | activation peak GiB | non-torch GiB | before the snapshot GiB "
+        "| available for KV cache GiB |",
         "|---|---|---|---|---|---|---|",
     ]
     for run in load_matrix(ROOT / "validate" / "matrices" / "h200_x8.yaml"):
@@ -127,7 +138,7 @@ def predictions() -> str:
         cells = [*(max(rank[key] for rank in plan["ranks"]) for key in keys), before]
         cells.append(min(rank["available_kv_bytes"] for rank in plan["ranks"]))
         figures = " | ".join(f"{cell / 2**30:.2f}" for cell in cells)
-        lines.append(f"| `{run.name}` | {plan['kv_cache']['tokens']:,} | {figures} |")
+        lines.append(f"| `{run.name}` | {plan['kv_cache']['size_tokens']:,} | {figures} |")
     return "\n" + "\n".join(lines) + "\n"
 
 
@@ -147,4 +158,5 @@ FACTS: dict[str, Callable[[], str]] = {
     "comparison": comparison,
     "predictions": predictions,
     "arcee-module": arcee_module,
+    "vocabulary": vocabulary,
 }

@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "vllm_capacity"
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "values": ("frozen", "units", "errors", "_version", "whole_files", "parallel", "device", "engine", "ledger"),
+    "values": (
+        "frozen", "units", "errors", "_version", "vocabulary", "whole_files", "parallel", "device", "engine", "ledger",
+    ),
     "releases": ("releases",),
     "inputs": ("inputs",),
     "model": ("architecture",),

@@ -303,7 +303,7 @@ def tensor_parallel() -> str:
         per_token = answer.kv_cache.marginal_bytes_per_token
         svg.text(left, y, f"tp {tp}: each of {tp} x {answer.device.name}", weight="bold", size=14)
         svg.text(
-            left + width, y, f"{per_token:,.0f} bytes per token and GPU; {answer.kv_cache.tokens:,} tokens together",
+            left + width, y, f"{per_token:,.0f} bytes per token and GPU; {answer.kv_cache.size_tokens:,} tokens together",
             anchor="end", colour=QUIET,
         )  # fmt: skip
         bar(

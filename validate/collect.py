@@ -106,7 +106,7 @@ def rank_record(
         dp_rank=dp_rank,
         tp_rank=position.get("tp_rank"),
         pp_rank=position.get("pp_rank"),
-        runner=RUNNERS.get(facts.get("runner") or "", facts.get("runner")),
+        model_runner=RUNNERS.get(facts.get("runner") or "", facts.get("runner")),
         stages=stages,
         requested_memory=facts.get("requested_memory"),
         model_memory_usage=facts.get("model_memory_usage"),

@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Any
 
 from vllm_capacity.validate.record import RankRecord, RunRecord, RunStatus
+from vllm_capacity.vocabulary import QUANTITIES
 
 
 class ExitCode(IntEnum):
@@ -36,6 +37,17 @@ class Row:
     """The name vLLM gives the figure."""
 
     @property
+    def key(self) -> str:
+        """The key of the figure in `plan --json`, where it has one."""
+        key = f"{self.name}_bytes" if self.unit == "bytes" else self.name
+        return key if key in QUANTITIES else self.name
+
+    @property
+    def word(self) -> str:
+        """What a table calls it."""
+        return QUANTITIES[self.key].word if self.key in QUANTITIES else self.name
+
+    @property
     def error(self) -> int | None:
         if self.predicted is None or self.measured is None:
             return None
@@ -49,14 +61,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All rows of one run, KV tokens first, and what to make of them."""
+    """All rows of one run, KV cache tokens first, and what to make of them."""
 
     name: str
     status: str
     predicted_status: str | None
     reason: str | None
     predicted_reason: str | None
-    device_bytes: int | None
+    cuda_total_bytes: int | None
     rows: tuple[Row, ...]
     exit_code: ExitCode
     message: str
@@ -66,7 +78,9 @@ class Comparison:
         return next((r for r in self.rows if r.name == name and (rank is None or r.rank == rank)), None)
 
     def as_json(self) -> dict[str, Any]:
-        rows = [{**asdict(r), "error": r.error, "relative_error": r.relative} for r in self.rows]
+        rows = [
+            {**asdict(r), "name": r.key, "error": r.error, "relative_error": r.relative} for r in self.rows
+        ]
         return {**asdict(self), "exit_code": int(self.exit_code), "rows": rows}
 
 
@@ -122,7 +136,7 @@ def second_start(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **plan,
         "ranks": ranks,
-        "kv_cache": {**cache, "num_blocks": then, "tokens": cache["second_start_tokens"]},
+        "kv_cache": {**cache, "num_blocks": then, "size_tokens": cache["second_start_size_tokens"]},
     }
 
 
@@ -146,20 +160,27 @@ def _judge(
         )
     if not started:
         return ExitCode.WITHIN, f"{record.status.value} as predicted"
-    row = next((r for r in rows if r.name == "kv_tokens" and r.error is not None), None) or next(
+    row = next((r for r in rows if r.name == "kv_cache_size_tokens" and r.error is not None), None) or next(
         (r for r in rows if r.name == "available_kv" and r.error is not None), None
     )
     if row is None or row.relative is None:
         return ExitCode.NOT_MEASURABLE, "the run recorded no KV cache figure"
     percent = 100 * row.relative
     word = "within" if abs(percent) <= tolerance else "outside"
-    text = f"{row.name.replace('_', ' ')} {percent:+.2f} %, {word} {tolerance:g} %"
+    text = f"{row.word} {percent:+.2f} %, {word} {tolerance:g} %"
     return (ExitCode.WITHIN if abs(percent) <= tolerance else ExitCode.OUTSIDE), text
 
 
 def _rows(plan: Mapping[str, Any] | None, record: RunRecord) -> Iterator[Row]:
     cache = (plan or {}).get("kv_cache") or {}
-    yield Row("kv_tokens", None, cache.get("tokens"), record.printed.kv_tokens, "tokens", "GPU KV cache size")
+    yield Row(
+        "kv_cache_size_tokens",
+        None,
+        cache.get("size_tokens"),
+        record.printed.kv_cache_size_tokens,
+        "tokens",
+        "GPU KV cache size",
+    )
     blocks = next((r.kv_cache["num_blocks"] for r in record.ranks if r.kv_cache), None)
     yield Row("num_blocks", None, cache.get("num_blocks"), blocks, "blocks", "num_gpu_blocks")
     for rank in record.ranks:
@@ -254,11 +275,11 @@ ACCOUNTS: tuple[tuple[str, str, str, Callable[[RankRecord], int | None]], ...] =
     ("weights", "model_memory_usage", "weights_bytes", lambda r: r.model_memory_usage),
     ("activation_peak", "torch_peak_increase", "activation_peak_bytes", _result("torch_peak_increase")),
     ("non_torch", "non_torch_increase", "non_torch_bytes", _result("non_torch_increase")),
-    ("graph_estimate", "cudagraph_memory_estimate", "cuda_graph_estimate_bytes", _profiled("graph_estimate")),
+    ("graph_estimate", "cudagraph_memory_estimate", "graph_estimate_bytes", _profiled("graph_estimate")),
     (
         "graph_applied",
         "cudagraph_memory_estimate_applied",
-        "cuda_graph_applied_bytes",
+        "graph_applied_bytes",
         _profiled("graph_applied"),
     ),
     (
@@ -268,7 +289,7 @@ ACCOUNTS: tuple[tuple[str, str, str, Callable[[RankRecord], int | None]], ...] =
         _profiled("available_kv_cache_memory_bytes"),
     ),
     ("non_kv", "non_kv_cache_memory", "non_kv_bytes", _result("non_kv_cache_memory")),
-    ("graph_actual", "capture_model()", "cuda_graph_actual_bytes", lambda r: r.graph_actual),
+    ("graph_actual", "capture_model()", "graph_actual_bytes", lambda r: r.graph_actual),
     ("device_used", "cudaMemGetInfo, ready", "device_used_bytes", _device_used),
 )
 """(row, vLLM's name, key of the plan's rank, how the record measures it)."""
@@ -361,10 +382,10 @@ def table(comparison: Comparison, width: int | None = None) -> str:
         if row.predicted is None and row.measured is None:
             continue
         of_device = ""
-        if row.unit == "bytes" and row.error is not None and comparison.device_bytes:
-            of_device = f"{100 * row.error / comparison.device_bytes:+.2f}"
+        if row.unit == "bytes" and row.error is not None and comparison.cuda_total_bytes:
+            of_device = f"{100 * row.error / comparison.cuda_total_bytes:+.2f}"
         text.add_row(
-            row.name,
+            row.word,
             row.engine_name,
             "" if row.rank is None else str(row.rank),
             _shown(row.predicted, row.unit),

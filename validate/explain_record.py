@@ -55,14 +55,14 @@ def run_record(diagnosis: Diagnosis, rebuilt: Rebuilt | None) -> RunRecord:
         versions={"vllm": start.version},
         engine={"model": start.model, **flags},
         printed=Printed(
-            kv_tokens=start.count("kv_tokens"),
+            kv_cache_size_tokens=start.count("kv_cache_size_tokens"),
             max_concurrency=start.smallest("max_concurrency"),
             available_kv_gib=start.smallest("available_kv_gib"),
         ),
         ranks=[
             _rank(index, figures)
             for index, figures in enumerate(
-                f for f in start.processes.values() if f.model_loading_gib or f.available_kv_gib
+                f for f in start.processes.values() if f.weights_gib or f.available_kv_gib
             )
         ],
         log=memory_lines(
@@ -81,7 +81,7 @@ def _status(diagnosis: Diagnosis) -> Any:
     from vllm_capacity.validate.record import RunStatus
 
     kinds = {failure.kind for failure in diagnosis.start.failures}
-    if diagnosis.came_up or (diagnosis.finding is None and diagnosis.start.count("kv_tokens")):
+    if diagnosis.came_up or (diagnosis.finding is None and diagnosis.start.count("kv_cache_size_tokens")):
         return RunStatus.OK
     if FailureKind.REFUSAL in kinds:
         return RunStatus.REFUSED
@@ -92,7 +92,7 @@ def _rank(index: int, figures: Figures) -> RankRecord:
     from vllm_capacity.validate.record import Profiling, RankRecord
 
     requested, available = _bytes(figures.requested_gib), _bytes(figures.available_kv_gib)
-    weights = figures.model_loading_gib if figures.model_loading_gib is not None else figures.weights_gib
+    weights = figures.weights_gib if figures.weights_gib is not None else figures.profiled_weights_gib
     profiling = None
     if requested is not None and available is not None:
         result = {
@@ -100,14 +100,14 @@ def _rank(index: int, figures: Figures) -> RankRecord:
             "torch_peak_increase": _bytes(figures.activation_peak_gib),
             "non_torch_increase": _bytes(figures.non_torch_gib),
             "total_consumed": _bytes(figures.consumed_gib),
-            "weights_memory": _bytes(figures.weights_gib),
+            "weights_memory": _bytes(figures.profiled_weights_gib),
         }
         known = {name: value for name, value in result.items() if value is not None}
         estimate = _bytes(figures.graph_estimate_gib) or 0
         profiling = Profiling(
             requested_memory=requested,
             graph_estimate=estimate,
-            graph_applied=estimate if figures.equivalent_utilization is not None else 0,
+            graph_applied=estimate if figures.equivalent_gpu_memory_utilization is not None else 0,
             available_kv_cache_memory_bytes=available,
             returned=available,
             result=known or None,
@@ -115,7 +115,7 @@ def _rank(index: int, figures: Figures) -> RankRecord:
     graphs = figures.graph_actual_gib if figures.graph_actual_gib is not None else figures.graph_capture_gib
     return RankRecord(
         rank=index,
-        runner=figures.runner,
+        model_runner=figures.model_runner,
         requested_memory=requested,
         model_memory_usage=_bytes(weights),
         profiling=profiling,

@@ -54,7 +54,7 @@ def printed(lines: Iterable[str]) -> Printed:
     concurrency = [float(m) for m in _CONCURRENCY.findall(text)]
     available = [float(m) for m in _AVAILABLE.findall(text)]
     return Printed(
-        kv_tokens=min(tokens, default=None),
+        kv_cache_size_tokens=min(tokens, default=None),
         max_concurrency=min(concurrency, default=None),
         available_kv_gib=min(available, default=None),
         compile_cache_hit=_compile_cache_hit(text),

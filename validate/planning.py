@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vllm_capacity.calibration import Calibration
 
 
-KEPT_OF_TERMS = ("name", "component", "allocator", "lifetime", "account", "bytes", "low", "high")
+KEPT_OF_TERMS = ("name", "component", "allocator", "lifetime", "account", "bytes", "low_bytes", "high_bytes")
 """What a record keeps of a plan's terms: formulas and sources follow from the release."""
 
 

@@ -88,7 +88,7 @@ def facts_of(record: RunRecord, plan: Mapping[str, Any]) -> dict[str, Any]:
         "sm": int(major) * 10 + int(minor),
         "tp": plan["engine"]["tensor_parallel_size"],
         "torch": (record.versions.get("torch") or "").split("+")[0] or None,
-        "runner": plan["engine"].get("runner"),
+        "model_runner": plan["engine"].get("model_runner"),
         "world": math.prod(sizes),
         "nvls": env.get("NCCL_NVLS_ENABLE", "1") != "0",
         "fused_all_reduce": bool(passes.get("fuse_allreduce_rms", able)),

@@ -27,7 +27,7 @@ COMMANDS = {
     "web": "Serve the calculator as a page and an HTTP API.",
     "models": "Search the bundled model catalogue by part of a name.",
     "gpus": "Search the GPU catalogue by part of a name.",
-    "schema": "Print the JSON Schema of `plan --json`, or of `size --json` or `explain --json`.",
+    "schema": "Print the JSON Schema of what a command prints with `--json`.",
     "completion": "Print the script that makes a shell complete commands, flags, models, GPUs and releases.",
 }
 """Command -> first sentence of its help; the module of the same name holds it as `command`."""

@@ -24,26 +24,20 @@ def command(sides: tuple[str, ...], as_json: bool) -> int:
     vllm-capacity compare "--vllm-version 0.26.0" "--vllm-version 0.33.0" --model Qwen/Qwen3-8B --gpu H100
     vllm-capacity compare "--gpu H100 --tp 2" "--gpu H200" --model meta-llama/Llama-3.1-70B-Instruct
     """
-    from vllm_capacity.report.compare_text import compared, print_comparison
+    from vllm_capacity.report.compare_text import compared, comparison_to_dict, print_comparison
 
     left, right, common = _sides(sides)
     plans = tuple(_plan([*side, *common]) for side in (left, right))
     rows = compared(*plans)
+    titles = (shlex.join(left), shlex.join(right))
     if as_json:
         import json
 
-        from vllm_capacity._version import __version__
-
-        sides_given = {"a": shlex.join(left), "b": shlex.join(right)}
-        click.echo(
-            json.dumps({"tool_version": __version__, **sides_given, "rows": [row.as_dict() for row in rows]})
-        )
+        click.echo(json.dumps(comparison_to_dict(titles, rows)))
     else:
         from rich.console import Console
 
-        print_comparison(
-            plans, (shlex.join(left), shlex.join(right)), rows, Console(highlight=False, emoji=False)
-        )
+        print_comparison(plans, titles, rows, Console(highlight=False, emoji=False))
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import click
 
@@ -21,6 +20,7 @@ def command(text: str | None, as_json: bool) -> int:
     vllm-capacity gpus --json
     """
     from vllm_capacity.inputs.gpus import list_devices
+    from vllm_capacity.report.json_report import device_to_dict
     from vllm_capacity.units import GIB
 
     devices = list_devices(text)
@@ -28,7 +28,7 @@ def command(text: str | None, as_json: bool) -> int:
         click.echo(f"{'name':<22} {'CUDA GiB':>9} {'nvidia-smi GiB':>15}  {'sm':<5} links")
     for device in devices:
         if as_json:
-            click.echo(json.dumps(asdict(device)))
+            click.echo(json.dumps(device_to_dict(device)))
         else:
             derived = " (derived)" if device.derived else ""
             click.echo(

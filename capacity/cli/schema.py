@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from typing import Any
 
 import click
 
+SCHEMAS = {
+    "plan": "report.schema:plan_schema",
+    "size": "report.size_schema:size_schema",
+    "compare": "report.compare_schema:compare_schema",
+    "explain": "report.explain_schema:explain_schema",
+    "validate": "validate.schema:comparison_schema",
+    "record": "validate.schema:record_schema",
+}
+"""Name -> "module:function" below the package."""
+
+
+def published(name: str) -> dict[str, Any]:
+    """The schema of that name."""
+    module, _, function = SCHEMAS[name].partition(":")
+    schema: dict[str, Any] = getattr(import_module(f"vllm_capacity.{module}"), function)()
+    return schema
+
 
 @click.command("schema")
-@click.argument("name", type=click.Choice(["plan", "size", "explain"]), default="plan", required=False)
+@click.argument("name", type=click.Choice(list(SCHEMAS)), default="plan", required=False)
 def command(name: str) -> None:
-    """Print the JSON Schema of `plan --json`, or of `size --json` or `explain --json`.
+    """Print the JSON Schema of what a command prints with `--json`.
 
     \b
     vllm-capacity schema
     vllm-capacity schema size > size.schema.json
+
+    NAME is the command (default: plan), or record: a line of the file that `validate` writes.
     """
-    click.echo(json.dumps(_schema(name), indent=2, sort_keys=True))
-
-
-def _schema(name: str) -> dict[str, Any]:
-    if name == "size":
-        from vllm_capacity.report.size_schema import size_schema
-
-        return size_schema()
-    if name == "explain":
-        from vllm_capacity.report.explain_schema import explain_schema
-
-        return explain_schema()
-    from vllm_capacity.report.schema import plan_schema
-
-    return plan_schema()
+    click.echo(json.dumps(published(name), indent=2, sort_keys=True))

@@ -62,7 +62,7 @@ class Remedy:
     basis: Basis
     effect: str
     """One sentence with the numbers."""
-    kv_tokens: int | None = None
+    kv_cache_size_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +94,12 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRow:
-    """A figure of the plan beside the log's. `unit` is 'GiB', 'tokens' or 'x'."""
+    """A figure of the plan beside the log's. `name` is its key in every answer, `unit` that of both figures."""
 
     name: str
     logged_as: str
-    predicted: float
-    logged: float
+    predicted: int | float
+    logged: int | float
     unit: str
 
 

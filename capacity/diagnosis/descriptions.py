@@ -21,7 +21,8 @@ def _number(failure: Failure, name: str) -> float | None:
 
 def _free_below(start: StartRecord, failure: Failure) -> Described:
     free, total, requested, share = (
-        _number(failure, n) or 0.0 for n in ("free_at_start_gib", "total_gib", "requested_gib", "utilization")
+        _number(failure, n) or 0.0
+        for n in ("free_gib", "cuda_total_gib", "requested_gib", "gpu_memory_utilization")
     )
     missing = max(round((requested - free) * GIB), 0)
     return (
@@ -55,7 +56,7 @@ def _no_kv(start: StartRecord, failure: Failure) -> Described:
         headline += f"; {listed} against a requested {requested:g} GiB"
     elif listed:
         headline += f"; {listed} GiB come first"
-    utilization = start.smallest("utilization")
+    utilization = start.smallest("gpu_memory_utilization")
     explanation = (
         "The requested share has to hold weights, the activation peak, non-torch memory and (from 0.20) the "
         "CUDA graph "
@@ -85,9 +86,9 @@ _WORDS = {
 
 def budget_parts(start: StartRecord) -> dict[Component, float]:
     """What the log says stands before the KV cache, in GiB."""
-    weights = start.largest("weights_gib")
+    weights = start.largest("profiled_weights_gib")
     if weights is None:
-        weights = start.largest("model_loading_gib")
+        weights = start.largest("weights_gib")
     parts = {
         Component.WEIGHTS: weights,
         Component.ACTIVATION: start.largest("activation_peak_gib"),
@@ -98,10 +99,10 @@ def budget_parts(start: StartRecord) -> dict[Component, float]:
 
 
 def _one_request(start: StartRecord, failure: Failure) -> Described:
-    needed, available = _number(failure, "needed_gib"), _number(failure, "available_kv_gib")
+    needed, available = _number(failure, "request_gib"), _number(failure, "available_kv_gib")
     if available is None:
         available = start.smallest("available_kv_gib")
-    tokens, held = _number(failure, "request_tokens"), _number(failure, "held_tokens")
+    tokens, held = _number(failure, "max_model_len"), _number(failure, "kv_cache_size_tokens")
     who = f"One request of {tokens:,.0f} tokens" if tokens else "One request of max_model_len tokens"
     missing = None
     if needed is not None and available is not None:
@@ -119,7 +120,7 @@ def _one_request(start: StartRecord, failure: Failure) -> Described:
         "vLLM starts only if one request of the full length fits; all figures are per GPU, never pooled "
         "over GPUs."
     )
-    estimate = _number(failure, "estimated_max_len")
+    estimate = _number(failure, "estimated_max_model_len")
     if needed and tokens and estimate and available and estimate > 0:
         slope = (needed - available) / max(tokens - estimate, 1)
         fixed = needed - slope * tokens
@@ -184,7 +185,7 @@ def _workspace(start: StartRecord, failure: Failure) -> Described:
 
 
 def _nccl(start: StartRecord, failure: Failure) -> Described:
-    share = start.largest("utilization")
+    share = start.largest("gpu_memory_utilization")
     return (
         Component.NCCL,
         "NCCL could not allocate its buffers",
@@ -231,7 +232,7 @@ def _shared(start: StartRecord, failure: Failure) -> Described:
 
 
 def _changed(start: StartRecord, failure: Failure) -> Described:
-    before, now = _number(failure, "free_at_start_gib") or 0.0, _number(failure, "free_now_gib") or 0.0
+    before, now = _number(failure, "free_gib") or 0.0, _number(failure, "free_now_gib") or 0.0
     return (
         None,
         f"Free memory grew from {before:g} to {now:g} GiB while vLLM profiled",
@@ -291,7 +292,9 @@ _WHY: dict[Phase, str] = {
 
 
 def out_of_memory(start: StartRecord, failure: Failure) -> Described:
-    tried, free, total = (_number(failure, name) for name in ("tried_bytes", "free_bytes", "total_bytes"))
+    tried, free, total = (
+        _number(failure, name) for name in ("tried_bytes", "free_at_failure_bytes", "cuda_total_bytes")
+    )
     component = _COMPONENT_OF_PHASE.get(failure.phase)
     index = _number(failure, "device_index")
     headline = (

@@ -137,8 +137,8 @@ def _confidence(failure: Failure) -> Confidence:
 
 _BUDGET_FIELDS = (
     "requested_gib",
-    "model_loading_gib",
     "weights_gib",
+    "profiled_weights_gib",
     "activation_peak_gib",
     "non_torch_gib",
     "consumed_gib",
@@ -147,12 +147,12 @@ _BUDGET_FIELDS = (
 )
 _FIGURES_OF: dict[Cause, tuple[str, ...]] = {
     Reason.NO_KV_MEMORY: _BUDGET_FIELDS,
-    Reason.ONE_REQUEST_DOES_NOT_FIT: ("available_kv_gib", "model_loading_gib", "graph_estimate_gib"),
-    Reason.SAMPLER_WARMUP: ("available_kv_gib", "graph_actual_gib", "free_at_start_gib"),
-    Reason.GRAPH_CAPTURE: ("available_kv_gib", "graph_estimate_gib", "graph_progress", "free_at_start_gib"),
-    Reason.MINIMAL_KV_PROFILING: ("model_loading_gib", "block_size"),
-    Reason.LOAD_PEAK: ("loaded_model", "model_loading_gib"),
-    RuntimeCause.REQUEST_OUT_OF_MEMORY: ("available_kv_gib", "kv_usage", "free_at_start_gib"),
+    Reason.ONE_REQUEST_DOES_NOT_FIT: ("available_kv_gib", "weights_gib", "graph_estimate_gib"),
+    Reason.SAMPLER_WARMUP: ("available_kv_gib", "graph_actual_gib", "free_gib"),
+    Reason.GRAPH_CAPTURE: ("available_kv_gib", "graph_estimate_gib", "graph_progress", "free_gib"),
+    Reason.MINIMAL_KV_PROFILING: ("weights_gib", "block_size"),
+    Reason.LOAD_PEAK: ("loaded_model", "weights_gib"),
+    RuntimeCause.REQUEST_OUT_OF_MEMORY: ("available_kv_gib", "kv_usage", "free_gib"),
     RuntimeCause.WORKSPACE_LOCKED: ("workspace_mib",),
 }
 
@@ -169,15 +169,15 @@ def _logged(start: StartRecord, cause: Cause) -> dict[str, float | int | str]:
 def full_cache_finding(start: StartRecord) -> Finding | None:
     """Requests were preempted, or the cache was full while requests waited: slow, not broken."""
     running = start.running
-    if not running.preempted and not (running.lines_at_99_percent >= 2 and running.waiting_max):
+    if not running.preempted and not (running.lines_with_full_cache >= 2 and running.waiting_max):
         return None
     evidence: list[Evidence] = [
         start.evidence[key] for key in ("preempted", "kv_usage") if key in start.evidence
     ]
     tokens, concurrency, length = (
-        start.count("kv_tokens"),
+        start.count("kv_cache_size_tokens"),
         start.smallest("max_concurrency"),
-        start.count("concurrency_tokens"),
+        start.count("concurrency_max_model_len"),
     )
     headline = (
         f"The KV cache was full: usage up to {running.kv_usage_max_percent or 0:g} %, {running.preempted:,} "

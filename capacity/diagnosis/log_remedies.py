@@ -22,15 +22,15 @@ LATE = frozenset(
 def logged_remedies(start: StartRecord, finding: Finding) -> Iterator[Remedy]:
     total, values = logged_total_bytes(start), finding.figures
     utilization = (
-        _float(values, "utilization")
-        or start.largest("utilization")
+        _float(values, "gpu_memory_utilization")
+        or start.largest("gpu_memory_utilization")
         or _flag(start, "gpu_memory_utilization")
     )
     cause = finding.cause
     if cause is Reason.FREE_BELOW_REQUESTED:
         yield from _free_below(values, total)
     elif cause is Reason.ONE_REQUEST_DOES_NOT_FIT:
-        longest = _float(values, "estimated_max_len") or _float(values, "held_tokens")
+        longest = _float(values, "estimated_max_model_len") or _float(values, "kv_cache_size_tokens")
         if longest:
             yield _remedy(
                 "shorter requests",
@@ -120,7 +120,7 @@ def _remedy(
 
 
 def _free_below(values: Mapping[str, Any], total: int | None) -> Iterator[Remedy]:
-    free, requested = _float(values, "free_at_start_gib"), _float(values, "requested_gib")
+    free, requested = _float(values, "free_gib"), _float(values, "requested_gib")
     if free is None or requested is None or not total:
         return
     limit = math.floor(free * GIB / total * 1000) / 1000
@@ -209,7 +209,7 @@ def _fewer_rows(start: StartRecord, values: Mapping[str, Any]) -> Iterator[Remed
     """The failing tensor has one row per sequence: its size is proportional (v1/worker/gpu_model_runner.py:
     _dummy_sampler_run)."""
     rows = _float(values, "dummy_requests") or _flag(start, "max_num_seqs")
-    tried, free = _float(values, "tried_bytes"), _float(values, "free_bytes")
+    tried, free = _float(values, "tried_bytes"), _float(values, "free_at_failure_bytes")
     if not rows or tried is None:
         return
     for sequences in (256, 128, 64):
@@ -229,8 +229,8 @@ def _fewer_rows(start: StartRecord, values: Mapping[str, Any]) -> Iterator[Remed
 
 def _smaller_chunks(start: StartRecord, values: Mapping[str, Any]) -> Iterator[Remedy]:
     """Log-probabilities of a prompt take one row of the vocabulary per token of the chunk."""
-    tokens = _flag(start, "max_num_batched_tokens") or start.count("batched_tokens")
-    tried, free = _float(values, "tried_bytes"), _float(values, "free_bytes")
+    tokens = _flag(start, "max_num_batched_tokens") or start.count("max_num_batched_tokens")
+    tried, free = _float(values, "tried_bytes"), _float(values, "free_at_failure_bytes")
     if not tokens or tried is None or free is None:
         return
     smaller = int(tokens)
@@ -253,7 +253,7 @@ def _workspace(start: StartRecord, finding: Finding) -> Iterator[Remedy]:
         _float(finding.figures, "workspace_required_mib"),
         _float(finding.figures, "workspace_mib"),
     )
-    tokens = _flag(start, "max_num_batched_tokens") or start.count("batched_tokens")
+    tokens = _flag(start, "max_num_batched_tokens") or start.count("max_num_batched_tokens")
     if needed and current and tokens:
         fitting = int(tokens * current / needed) // 256 * 256
         if fitting > 0:
@@ -278,8 +278,8 @@ def _workspace(start: StartRecord, finding: Finding) -> Iterator[Remedy]:
 
 
 def _full_cache(start: StartRecord) -> Iterator[Remedy]:
-    concurrency, length = start.smallest("max_concurrency"), start.count("concurrency_tokens")
-    running, tokens = start.running, start.count("kv_tokens")
+    concurrency, length = start.smallest("max_concurrency"), start.count("concurrency_max_model_len")
+    running, tokens = start.running, start.count("kv_cache_size_tokens")
     if concurrency and concurrency >= 1:
         fitting = max(int(concurrency), 1)
         if fitting < running.running_max:
@@ -292,7 +292,10 @@ def _full_cache(start: StartRecord) -> Iterator[Remedy]:
                 f"{fitting} requests of {length or 0:,} tokens always fit, so none is preempted; up "
                 f"to {running.running_max} ran",
             )
-    equivalent, suggested = start.smallest("utilization"), start.smallest("suggested_utilization")
+    equivalent, suggested = (
+        start.smallest("gpu_memory_utilization"),
+        start.smallest("suggested_gpu_memory_utilization"),
+    )
     total = logged_total_bytes(start)
     if suggested and equivalent and total and suggested <= 0.99:
         gained = math.ceil((suggested - equivalent) * total)

@@ -37,9 +37,11 @@ def _lines(start: StartRecord, *fields: str) -> tuple[Evidence, ...]:
 
 
 def _shared_gpu(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observation]:
-    free, total = logged_free_gib(start), start.largest("total_gib")
+    free, total = logged_free_gib(start), start.largest("cuda_total_gib")
     if total is None:
-        total = next((float(f.values["total_gib"]) for f in start.failures if "total_gib" in f.values), None)
+        total = next(
+            (float(f.values["cuda_total_gib"]) for f in start.failures if "cuda_total_gib" in f.values), None
+        )
     if free is None or total is None:
         return
     others = rebuilt.used_by_others_bytes / GIB if rebuilt else max(total - free - CONTEXT_GIB, 0.0)
@@ -51,12 +53,12 @@ def _shared_gpu(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observa
             "of the total, and CUDA context, communicators and part of the graphs come on top of it, so "
             "shares of two engines must "
             "sum to clearly less than 1.",
-            _lines(start, "free_at_start_gib"),
+            _lines(start, "free_gib"),
         )
 
 
 def _loader(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observation]:
-    consumed, weights = start.largest("consumed_gib"), start.largest("model_loading_gib")
+    consumed, weights = start.largest("consumed_gib"), start.largest("weights_gib")
     if consumed is not None and weights is not None and consumed - weights > LEFTOVER_GIB:
         yield Observation(
             "loader leftovers",
@@ -65,7 +67,7 @@ def _loader(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observation
             "runner buffers and kernels are a part of it; the rest are buffers the loader left, "
             "fragmentation or, on GPUs that share "
             "memory with the host, page cache.",
-            _lines(start, "consumed_gib", "model_loading_gib"),
+            _lines(start, "consumed_gib", "weights_gib"),
         )
 
 
@@ -106,10 +108,10 @@ def _graph_estimate(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Obs
     subtracted = (
         rebuilt.release.has("graph_estimate_subtracted")
         if rebuilt
-        else start.smallest("equivalent_utilization") is not None
+        else start.smallest("equivalent_gpu_memory_utilization") is not None
     )
     if estimate - actual > GRAPH_GAP_GIB and subtracted:
-        utilization, total = start.largest("utilization"), start.largest("total_gib")
+        utilization, total = start.largest("gpu_memory_utilization"), start.largest("cuda_total_gib")
         share = ""
         if utilization and total:
             larger = utilization + (estimate - actual) / total
@@ -134,9 +136,9 @@ def _graph_estimate(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Obs
 
 def _tokens(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observation]:
     tokens, concurrency, length = (
-        start.count("kv_tokens"),
+        start.count("kv_cache_size_tokens"),
         start.smallest("max_concurrency"),
-        start.count("concurrency_tokens"),
+        start.count("concurrency_max_model_len"),
     )
     if not (tokens and concurrency and length):
         return
@@ -147,7 +149,7 @@ def _tokens(start: StartRecord, rebuilt: Rebuilt | None) -> Iterator[Observation
             f"{tokens:,} tokens, but {concurrency:g} x {length:,} = {product:,.0f}. For models with several "
             "kinds of layers, releases up to "
             "0.20.0 print blocks / groups x block size, which undercounts; the concurrency is right.",
-            _lines(start, "kv_tokens", "max_concurrency"),
+            _lines(start, "kv_cache_size_tokens", "max_concurrency"),
         )
 
 
@@ -225,7 +227,7 @@ def _upgrade(start: StartRecord, earlier: Sequence[StartRecord]) -> Iterator[Obs
             rows = []
             for field, words in (
                 ("available_kv_gib", "available GiB"),
-                ("kv_tokens", "tokens"),
+                ("kv_cache_size_tokens", "tokens"),
                 ("max_concurrency", "concurrency"),
             ):
                 before, after = other.smallest(field), start.smallest(field)
@@ -237,8 +239,8 @@ def _upgrade(start: StartRecord, earlier: Sequence[StartRecord]) -> Iterator[Obs
                     f"vLLM {other.version} -> {start.version}: {', '.join(rows)}. Tokens are comparable "
                     "only where both releases print them "
                     "alike; compare GiB, and the need of one request.",
-                    _lines(other, "available_kv_gib", "kv_tokens")
-                    + _lines(start, "available_kv_gib", "kv_tokens"),
+                    _lines(other, "available_kv_gib", "kv_cache_size_tokens")
+                    + _lines(start, "available_kv_gib", "kv_cache_size_tokens"),
                 )
             return
 
@@ -283,7 +285,7 @@ def missing_lines(start: StartRecord) -> Iterator[str]:
 def logged_budget(start: StartRecord) -> str | None:
     """The budget as far as the log states it, in one sentence."""
     requested, available = start.smallest("requested_gib"), start.smallest("available_kv_gib")
-    weights = "weights_gib" if start.largest("weights_gib") is not None else "model_loading_gib"
+    weights = "profiled_weights_gib" if start.largest("profiled_weights_gib") is not None else "weights_gib"
     parts = [
         f"{words} {value:g}"
         for field, words in (

@@ -124,7 +124,7 @@ def choose_release(start: StartRecord, given: Given, assumed: list[str]) -> Rele
     """The log's release, else the nearest one before it, else the newest that prints such lines."""
     version = given.vllm_version or start.version
     if version is None:
-        if start.largest("weights_gib") is not None and start.largest("consumed_gib") is None:
+        if start.largest("profiled_weights_gib") is not None and start.largest("consumed_gib") is None:
             release = get_release("0.26.0")
             assumed.append(
                 "vLLM's version is not in the log; its memory lines are those of 0.26.0 and before"
@@ -163,7 +163,7 @@ def choose_device(start: StartRecord, given: Given, assumed: list[str], missing:
         return None
     derived = printed_total_bytes(start) is None
     # A share of two digits over a small utilisation can be off by much more than the total's own rounding.
-    slack = round(0.006 / max(start.largest("utilization") or 1.0, 0.01) * GIB) if derived else 0
+    slack = round(0.006 / max(start.largest("gpu_memory_utilization") or 1.0, 0.01) * GIB) if derived else 0
     fitting = [device for device in list_devices() if _distance(device, total) <= slack]
     if not fitting:
         nearest = min(list_devices(), key=lambda device: _distance(device, total))
@@ -198,8 +198,8 @@ def _with_total(device: Device, total: int) -> Device:
 
 def _distance(device: Device, total: int) -> int:
     rounding = int(0.006 * GIB)
-    low = (device.cuda_total_low or device.cuda_total_bytes) - rounding
-    high = (device.cuda_total_high or device.cuda_total_bytes) + rounding
+    low = (device.cuda_total_low_bytes or device.cuda_total_bytes) - rounding
+    high = (device.cuda_total_high_bytes or device.cuda_total_bytes) + rounding
     return max(low - total, total - high, 0)
 
 
@@ -208,20 +208,20 @@ def logged_total_bytes(start: StartRecord) -> int | None:
     total = printed_total_bytes(start)
     if total is not None:
         return total
-    requested, utilization = start.largest("requested_gib"), start.largest("utilization")
+    requested, utilization = start.largest("requested_gib"), start.largest("gpu_memory_utilization")
     return round(requested / utilization * GIB) if requested and utilization else None
 
 
 def printed_total_bytes(start: StartRecord) -> int | None:
     """The GPU's total as printed: in vLLM's lines (GiB, two digits) or in an out-of-memory message."""
-    gib = start.largest("total_gib")
+    gib = start.largest("cuda_total_gib")
     if gib is None:
         for failure in start.failures:
-            if "total_gib" in failure.values:
-                gib = float(failure.values["total_gib"])
+            if "cuda_total_gib" in failure.values:
+                gib = float(failure.values["cuda_total_gib"])
                 break
-            if "total_bytes" in failure.values:
-                return int(failure.values["total_bytes"])
+            if "cuda_total_bytes" in failure.values:
+                return int(failure.values["cuda_total_bytes"])
     return round(gib * GIB) if gib else None
 
 
@@ -298,20 +298,25 @@ def engine_args(
 
 def _with_logged(args: EngineArgs, start: StartRecord) -> EngineArgs:
     """Settings that other lines print, where the arguments leave them open."""
-    utilization = start.largest("utilization")
+    utilization = start.largest("gpu_memory_utilization")
     if utilization is None:
         utilization = next(
-            (float(f.values["utilization"]) for f in start.failures if "utilization" in f.values), None
+            (
+                float(f.values["gpu_memory_utilization"])
+                for f in start.failures
+                if "gpu_memory_utilization" in f.values
+            ),
+            None,
         )
     if args.gpu_memory_utilization is None and utilization and 0 < utilization <= 1:
         args = replace(args, gpu_memory_utilization=utilization)
-    tokens = start.count("batched_tokens")
+    tokens = start.count("max_num_batched_tokens")
     if args.max_num_batched_tokens is None and tokens:
         args = replace(args, max_num_batched_tokens=tokens)
-    length = start.count("max_model_len_tokens") or start.count("concurrency_tokens")
+    length = start.count("max_model_len") or start.count("concurrency_max_model_len")
     if length is None:
         length = next(
-            (int(f.values["request_tokens"]) for f in start.failures if "request_tokens" in f.values), None
+            (int(f.values["max_model_len"]) for f in start.failures if "max_model_len" in f.values), None
         )
     if args.max_model_len is None and length:
         args = replace(args, max_model_len=length)
@@ -343,9 +348,9 @@ def _others(start: StartRecord, plan: Plan) -> int:
 
 def logged_free_gib(start: StartRecord) -> float | None:
     """Free memory when vLLM started, of the fullest GPU."""
-    free = start.smallest("free_at_start_gib")
+    free = start.smallest("free_gib")
     for failure in start.failures:
-        if "free_at_start_gib" in failure.values:
-            value = float(failure.values["free_at_start_gib"])
+        if "free_gib" in failure.values:
+            value = float(failure.values["free_gib"])
             free = value if free is None else min(free, value)
     return free

@@ -99,7 +99,7 @@ def _planned(start: StartRecord, finding: Finding, rebuilt: Rebuilt) -> Iterator
             starts=starts,
             basis=Basis.PLANNED,
             effect=_effect(finding, frees, spare, starts, why),
-            kv_tokens=other.kv_cache.tokens if starts else None,
+            kv_cache_size_tokens=other.kv_cache.size_tokens if starts else None,
         )
 
 
@@ -118,13 +118,13 @@ def _replanned(
 def _more_cache(start: StartRecord, finding: Finding, rebuilt: Rebuilt) -> Iterator[Remedy]:
     """A full cache is relieved by tokens: the planned gain, relative to what was logged."""
     plan = rebuilt.plan
-    logged = start.count("kv_tokens") or plan.kv_cache.tokens
+    logged = start.count("kv_cache_size_tokens") or plan.kv_cache.size_tokens
     found = []
     for change, other in _replanned(start, finding, rebuilt):
-        if other.verdict.status is Status.DOES_NOT_START or plan.kv_cache.tokens <= 0:
+        if other.verdict.status is Status.DOES_NOT_START or plan.kv_cache.size_tokens <= 0:
             continue
         frees = other.tightest.budget.available_kv_bytes - plan.tightest.budget.available_kv_bytes
-        tokens = round(logged * other.kv_cache.tokens / plan.kv_cache.tokens)
+        tokens = round(logged * other.kv_cache.size_tokens / plan.kv_cache.size_tokens)
         if tokens > logged * 1.02:
             found.append(
                 Remedy(
@@ -136,7 +136,7 @@ def _more_cache(start: StartRecord, finding: Finding, rebuilt: Rebuilt) -> Itera
                     basis=Basis.PLANNED,
                     effect=f"{logged:,} -> {tokens:,} tokens of KV cache"
                     + (f" ({gib(frees)} more)" if frees >= WORTH_BYTES else " in as much memory"),
-                    kv_tokens=tokens,
+                    kv_cache_size_tokens=tokens,
                 )
             )
     yield from found
@@ -165,7 +165,7 @@ def _more_blocks(finding: Finding, rebuilt: Rebuilt) -> Iterator[Remedy]:
             basis=Basis.PLANNED,
             effect=f"{after:,} state blocks for {sequences:,} sequences; "
             + ("starts" if enough else f"{sequences - after:,} still missing"),
-            kv_tokens=other.kv_cache.tokens if enough else None,
+            kv_cache_size_tokens=other.kv_cache.size_tokens if enough else None,
         )
 
 
@@ -212,7 +212,7 @@ def _changes(start: StartRecord, finding: Finding, rebuilt: Rebuilt, base: int) 
     cause, phase = finding.cause, finding.phase
     yield from _shares(start, finding, rebuilt, base, total)
     if cause is Reason.ONE_REQUEST_DOES_NOT_FIT:
-        longest = finding.figures.get("estimated_max_len") or plan.verdict.max_model_len_that_fits
+        longest = finding.figures.get("estimated_max_model_len") or plan.verdict.max_model_len_that_fits
         if longest and int(longest) < plan.kv_cache.max_model_len:
             yield _Change(
                 "shorter requests",
@@ -349,4 +349,4 @@ def _limit(start: StartRecord, plan: Plan, total: int) -> float:
     free = logged_free_gib(start)
     if free is not None:
         return math.floor(free * GIB / total * 1000) / 1000
-    return math.floor((plan.verdict.max_utilization or 0.0) * 1000) / 1000
+    return math.floor((plan.verdict.max_gpu_memory_utilization or 0.0) * 1000) / 1000

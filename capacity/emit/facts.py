@@ -80,7 +80,7 @@ def deployment(plan: Plan, model: str, args: EngineArgs, *, gpus_per_node: int) 
         checkpoint_mib=cdiv(host.checkpoint_bytes, MIB),
         comments=(
             f"{plan.verdict.status.value}: {model} on {gpus} x {plan.device.name}, vLLM {plan.release.version}",
-            f"GPU KV cache size: {plan.kv_cache.tokens:,} tokens, maximum concurrency {plan.kv_cache.max_concurrency:.2f}x",
+            f"GPU KV cache size: {plan.kv_cache.size_tokens:,} tokens, maximum concurrency {plan.kv_cache.max_concurrency:.2f}x",
             f"memory: {shared} MiB of /dev/shm and {pinned} MiB pinned per node come from the plan; the "
             f"Python processes and the page cache ({cdiv(host.checkpoint_bytes, MIB):,} MiB of checkpoint) come on top",
         ),

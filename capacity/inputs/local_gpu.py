@@ -81,8 +81,8 @@ def _describe(facts: dict[str, Any]) -> LocalDevice:
         num_sms=int(facts["sms"]),
         integrated=integrated,
         source="this machine's CUDA driver" + (" and NVML" if nvml_total else ""),
-        cuda_total_low=total,
-        cuda_total_high=total,
+        cuda_total_low_bytes=total,
+        cuda_total_high_bytes=total,
         derived=not nvml_total,
     )
     try:
@@ -92,7 +92,7 @@ def _describe(facts: dict[str, Any]) -> LocalDevice:
     if known is not None:
         device = replace(
             device,
-            bandwidth_bytes_per_s=known.bandwidth_bytes_per_s,
+            bandwidth_bytes_per_second=known.bandwidth_bytes_per_second,
             nvlink=known.nvlink,
             power_watts=known.power_watts,
             aliases=(known.name,),

@@ -60,7 +60,7 @@ class StageKV:
 class KVCachePlan:
     """What vLLM makes of the KV memory. The smallest rank decides `num_blocks`.
 
-    `tokens` is what this release prints as "GPU KV cache size"; `max_concurrency` what it prints beside it,
+    `size_tokens` is what this release prints as "GPU KV cache size"; `max_concurrency` what it prints beside it,
     unrounded. `pool_tokens` is what the pool really holds of one sequence however long: all blocks but the
     null block (and sink blocks), less what the sequence's windows and states take. `max_model_len` is the one
     in effect (lowered by `--max-model-len auto`). `block_size` is the cache config's after start-up, the
@@ -74,7 +74,7 @@ class KVCachePlan:
     num_blocks: int
     max_model_len: int
     blocks_per_request: int
-    tokens: int
+    size_tokens: int
     max_concurrency: float
     limits: RequestLimits
     release: Release
@@ -264,7 +264,7 @@ def _plan(
         num_blocks=num_blocks,
         max_model_len=limits.max_model_len,
         blocks_per_request=per_request,
-        tokens=tokens,
+        size_tokens=tokens,
         max_concurrency=concurrency,
         limits=limits,
         release=release,
@@ -279,7 +279,7 @@ def _attention_free(
     """No layer has a KV cache: one block, for the null block (:1360-1367)."""
     return KVCachePlan(
         groups=(), stages=(), block_size=layers.block_size, num_blocks=1, max_model_len=engine.max_model_len,
-        blocks_per_request=0, tokens=0, max_concurrency=0.0, limits=limits, release=release,
+        blocks_per_request=0, size_tokens=0, max_concurrency=0.0, limits=limits, release=release,
     )  # fmt: skip
 
 

@@ -145,10 +145,10 @@ OOM_FIGURES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern.replace("<S>", _SIZE)))
     for name, pattern in (
         ("tried_bytes", r"[Tt]r(?:ied|ying) to allocate <S>"),
-        ("total_bytes", r"total capacity of <S>"),
-        ("total_bytes", r"<S> total capacity"),
-        ("free_bytes", r"of which <S> is free"),
-        ("free_bytes", r"(?<!reserved )\b<S> free[;)]"),
+        ("cuda_total_bytes", r"total capacity of <S>"),
+        ("cuda_total_bytes", r"<S> total capacity"),
+        ("free_at_failure_bytes", r"of which <S> is free"),
+        ("free_at_failure_bytes", r"(?<!reserved )\b<S> free[;)]"),
         ("process_bytes", r"[Tt]his process has <S> memory in use"),
         ("allocated_bytes", r"Of the allocated memory <S> is allocated by PyTorch"),
         ("allocated_bytes", r"<S> already allocated"),
@@ -187,7 +187,7 @@ def _oom(text: str) -> Found | None:
         values["other_processes_bytes"] = sum(others)
     plain = _PLAIN_OOM.search(text)
     if plain:
-        values["tried_bytes"], values["free_bytes"], values["total_bytes"] = (
+        values["tried_bytes"], values["free_at_failure_bytes"], values["cuda_total_bytes"] = (
             int(part[:18]) for part in plain.groups()
         )
     device = _DEVICE.search(text)
@@ -208,9 +208,9 @@ REFUSALS = (
         r"Free memory on device (?:(\S+) )?\(<F>/<F> GiB\) on startup is less than desired GPU memory "
         r"utilization \(<F>, <F> GiB\)",
         "device_text",
-        "free_at_start_gib",
-        "total_gib",
-        "utilization",
+        "free_gib",
+        "cuda_total_gib",
+        "gpu_memory_utilization",
         "requested_gib",
     ),
     _refusal(Reason.NO_KV_MEMORY, r"No available memory for the cache blocks|No KV cache room"),
@@ -229,8 +229,8 @@ REFUSALS = (
         r"(?:max seq len \(<N>\),? )?\(?<F> Gi?B KV cache is needed(?:, which is larger than the "
         r"available KV cache memory "
         r"\(<F> Gi?B\))?",
-        "request_tokens",
-        "needed_gib",
+        "max_model_len",
+        "request_gib",
         "available_kv_gib",
     ),
     _refusal(
@@ -238,15 +238,15 @@ REFUSALS = (
         r"max seq len \(<N>\) (?:is )?larger than (?:the maximum number of tokens that can be stored "
         r"in |\.\.\. ?)?(?:the )?KV cache "
         r"\(<N>\)",
-        "request_tokens",
-        "held_tokens",
+        "max_model_len",
+        "kv_cache_size_tokens",
     ),
     _refusal(
         Reason.ONE_REQUEST_DOES_NOT_FIT,
         r"\b<N>(?: tokens)? needs? <F> GiB.*?(?=estimated maximum "
         r"model length|refuses)",
-        "request_tokens",
-        "needed_gib",
+        "max_model_len",
+        "request_gib",
     ),
     _refusal(Reason.ONE_REQUEST_DOES_NOT_FIT, r"Cannot auto-fit max_model_len: not enough GPU memory"),
     _refusal(
@@ -303,7 +303,7 @@ _OTHERS: tuple[tuple[FailureKind, re.Pattern[str], tuple[str, ...]], ...] = (
             + r"(?: GiB)?, current(?:ly)? (?:free|used) memory "
             + F
         ),
-        ("free_at_start_gib", "free_now_gib"),
+        ("free_gib", "free_now_gib"),
     ),
     (
         FailureKind.HOST_MEMORY,
@@ -347,7 +347,7 @@ def read_failure(text: str) -> Found | None:
             }
             estimate = _ESTIMATE.search(text)
             if estimate:
-                values["estimated_max_len"] = int(estimate[1].replace(",", ""))
+                values["estimated_max_model_len"] = int(estimate[1].replace(",", ""))
             return Found(FailureKind.REFUSAL, reason, values)
     for kind, pattern, fields in _OTHERS:
         match = pattern.search(text)
@@ -364,7 +364,7 @@ def read_failure(text: str) -> Found | None:
             return Found(
                 FailureKind.REFUSAL,
                 Reason.ONE_REQUEST_DOES_NOT_FIT,
-                {"estimated_max_len": int(estimate[1].replace(",", ""))},
+                {"estimated_max_model_len": int(estimate[1].replace(",", ""))},
             )
     return found
 
@@ -373,4 +373,8 @@ def _number(name: str, text: str) -> Value:
     if name.endswith("_text"):
         return text
     plain = text.replace(",", "")
-    return float(plain) if "." in plain or name.endswith(("_gib", "_mib", "utilization")) else int(plain[:18])
+    return (
+        float(plain)
+        if "." in plain or name.endswith(("_gib", "_mib", "gpu_memory_utilization"))
+        else int(plain[:18])
+    )

@@ -18,7 +18,9 @@ F = r"(-?\d+(?:\.\d+)?)"
 N = r"(-?\d+(?:,\d{3})*)"
 """A count, with or without separators."""
 
-_INTEGERS = re.compile(r"(?:tokens|blocks|bytes|items|requests|layers|reqs|graphs|servers|from|to|size)$")
+_INTEGERS = re.compile(
+    r"(?:tokens|blocks|own|override|bytes|items|requests|layers|reqs|graphs|servers|from|to|size|max_model_len)$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,14 @@ FORMATS: tuple[Format, ...] = (
         r"Initializing an? (?:V\d )?LLM engine \(v([^)\s]+)\)",
         "version_text",
     ),
-    _format("model_runner_v2", "Using V2 Model Runner", r"Using (V2) Model Runner", "runner_text"),
-    _format("max_model_len", "max model len", r"Using max model len <N>", "max_model_len_tokens"),
+    _format("model_runner_v2", "Using V2 Model Runner", r"Using (V2) Model Runner", "model_runner_text"),
+    _format("max_model_len", "max model len", r"Using max model len <N>", "max_model_len"),
     _format(
         "chunked_prefill",
         "max_num_batched_tokens=",
         r"Chunked prefill is enabled with "
         r"max_num_batched_tokens=<N>",
-        "batched_tokens",
+        "max_num_batched_tokens",
     ),
     _format(
         "attention_backend",
@@ -106,14 +108,14 @@ FORMATS: tuple[Format, ...] = (
         "odel loading took",
         r"Model loading took <F> Gi?B(?: memory)?(?: and <F> "
         r"seconds)?",
-        "model_loading_gib",
+        "weights_gib",
         "loading_seconds",
     ),
     _format(
         "model_loading_v0",
         "Loading model weights took",
         r"Loading model weights took <F> Gi?B",
-        "model_loading_gib",
+        "weights_gib",
     ),
     _format(
         "load_peak",
@@ -138,7 +140,7 @@ FORMATS: tuple[Format, ...] = (
         "snapshot_torch_peak_gib",
         "snapshot_allocated_gib",
         "snapshot_free_gib",
-        "total_gib",
+        "cuda_total_gib",
         "snapshot_used_gib",
         "snapshot_torch_gib",
         "snapshot_non_torch_gib",
@@ -149,8 +151,8 @@ FORMATS: tuple[Format, ...] = (
         "Requested memory:",
         r"Initial free memory: <F> GiB; Requested memory: "
         r"<F> \(util\), <F> GiB",
-        "free_at_start_gib",
-        "utilization",
+        "free_gib",
+        "gpu_memory_utilization",
         "requested_gib",
     ),
     _format(
@@ -171,7 +173,7 @@ FORMATS: tuple[Format, ...] = (
         "activation_peak_gib",
         "non_torch_gib",
         "consumed_gib",
-        "weights_gib",
+        "profiled_weights_gib",
     ),
     _format(
         "profile_seconds", "Memory profiling takes", r"Memory profiling takes <F> seconds", "profile_seconds"
@@ -181,13 +183,13 @@ FORMATS: tuple[Format, ...] = (
         "x gpu_memory_utilization (",
         r"total_gpu_memory \(<F>GiB\) x "
         r"gpu_memory_utilization \(<F>\) = <F>GiB",
-        "total_gib",
-        "utilization",
+        "cuda_total_gib",
+        "gpu_memory_utilization",
         "requested_gib",
     ),
-    _format("profile_v0_total", "total_gpu_memory ", r"total_gpu_memory <F>GiB", "total_gib"),
+    _format("profile_v0_total", "total_gpu_memory ", r"total_gpu_memory <F>GiB", "cuda_total_gib"),
     _format("profile_v0_requested", "instance can use", r"vLLM instance can use <F>GiB", "requested_gib"),
-    _format("profile_v0_weights", "model weights take", r"model weights take <F>GiB", "weights_gib"),
+    _format("profile_v0_weights", "model weights take", r"model weights take <F>GiB", "profiled_weights_gib"),
     _format(
         "profile_v0_non_torch", "non_torch_memory ", r"non_torch_memory (?:takes )?<F>x?GiB", "non_torch_gib"
     ),
@@ -213,13 +215,13 @@ FORMATS: tuple[Format, ...] = (
         r"peak_torch_memory=<F>GiB (?:memory_usage_post_profile=<F>GiB )?non_torch_memory=<F>GiB "
         r"kv_cache_size=<F>GiB "
         r"gpu_memory_utilization=<F>",
-        "total_gib",
+        "cuda_total_gib",
         "initial_usage_gib",
         "peak_torch_gib",
         "usage_after_profile_gib",
         "non_torch_gib",
         "available_kv_gib",
-        "utilization",
+        "gpu_memory_utilization",
     ),
     _format(
         "available_kv",
@@ -233,7 +235,7 @@ FORMATS: tuple[Format, ...] = (
         "as specified by kv_cache_memory_bytes",
         r"Initial free memory <F> GiB, reserved "
         r"<F> ?GiB",
-        "free_at_start_gib",
+        "free_gib",
         "kv_reserved_gib",
     ),
     _format(
@@ -245,7 +247,7 @@ FORMATS: tuple[Format, ...] = (
         "planned_kv_bytes",
         "kv_reserved_gib",
         "planned_free_gib",
-        "free_at_start_gib",
+        "free_gib",
     ),
     _format(
         "encoder_cache",
@@ -292,7 +294,7 @@ FORMATS: tuple[Format, ...] = (
         "first-capture",
         r"Estimated (\w+) CUDA graph memory: <F> MiB "
         r"first-capture \+ \(<N>-1\) [×x] <F> MiB",
-        "graph_mode_text",
+        "cudagraph_mode_text",
         "graph_first_mib",
         "graph_mode_graphs",
         "graph_each_mib",
@@ -311,26 +313,31 @@ FORMATS: tuple[Format, ...] = (
         r"(?:--gpu-memory-utilization=)?<F> is equivalent to "
         r"(?:--gpu-memory-utilization=)?<F>"
         r"(?:.*? increase --gpu-memory-utilization to <F>)?",
-        "utilization",
-        "equivalent_utilization",
-        "suggested_utilization",
+        "gpu_memory_utilization",
+        "equivalent_gpu_memory_utilization",
+        "suggested_gpu_memory_utilization",
     ),
     _format(
         "graph_unprofiled",
         "--gpu-memory-utilization from",
         r"--gpu-memory-utilization from <F> to "
         r"<F>",
-        "utilization",
-        "suggested_utilization",
+        "gpu_memory_utilization",
+        "suggested_gpu_memory_utilization",
     ),
     # -- KV cache
-    _format("capacity", "KV cache", r"KV cache size:? (?:as reported at startup: )?<N> tokens", "kv_tokens"),
+    _format(
+        "capacity",
+        "KV cache",
+        r"KV cache size:? (?:as reported at startup: )?<N> tokens",
+        "kv_cache_size_tokens",
+    ),
     _format(
         "concurrency",
         "oncurrency",
         r"[Mm]ax(?:imum)? concurrency (?:for|@|at) <N>(?: tokens)?(?: per "
         r"request)?:? <F>x?",
-        "concurrency_tokens",
+        "concurrency_max_model_len",
         "max_concurrency",
     ),
     _format(
@@ -338,15 +345,15 @@ FORMATS: tuple[Format, ...] = (
         "num_gpu_blocks_override",
         r"Overriding num_gpu_blocks=<N> with "
         r"num_gpu_blocks_override=<N>",
-        "own_blocks",
-        "override_blocks",
+        "num_blocks_own",
+        "num_gpu_blocks_override",
     ),
-    _format("num_gpu_blocks", "num_gpu_blocks is", r"num_gpu_blocks is: <N>", "num_gpu_blocks"),
+    _format("num_blocks", "num_gpu_blocks is", r"num_gpu_blocks is: <N>", "num_blocks"),
     _format(
         "num_gpu_blocks_v0",
         "GPU blocks:",
         r"# GPU blocks: <N>(?:, # C(?:PU|UDA) blocks: <N>)?",
-        "num_gpu_blocks",
+        "num_blocks",
         "num_cpu_blocks",
     ),
     _format(
@@ -434,23 +441,23 @@ FORMATS: tuple[Format, ...] = (
         r"Free memory on device \(<F>/<F> GiB\) on startup\. "
         r"Desired GPU memory utilization is "
         r"\(<F>, <F> GiB\)",
-        "free_at_start_gib",
-        "total_gib",
-        "utilization",
+        "free_gib",
+        "cuda_total_gib",
+        "gpu_memory_utilization",
         "requested_gib",
     ),
     _format(
         "free_alone",
         "Free memory on device (",
         r"Free memory on device \(<F>/<F> GiB\)$",
-        "free_at_start_gib",
-        "total_gib",
+        "free_gib",
+        "cuda_total_gib",
     ),
     _format(
         "summary_usage",
         "Actual usage is",
         _USAGE,
-        "weights_gib",
+        "profiled_weights_gib",
         "consumed_gib",
         "activation_peak_gib",
         "non_torch_gib",

@@ -26,18 +26,22 @@ PROSE: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
         ),
         ("available", r"(?<![\d.])<F> GiB (?:of )?(?:KV\b|available|remaining)", ("available_kv_gib",)),
         ("available", r": <F> GiB / [\d,]+ tokens", ("available_kv_gib",)),
-        ("tokens", r"KV cache size(?: as reported at startup)?:? <N>\b", ("kv_tokens",)),
-        ("tokens", r"KV cache:? <N> tokens", ("kv_tokens",)),
-        ("tokens", r"[Cc]acheable tokens:? <N>", ("kv_tokens",)),
-        ("tokens", r"(?:(?:->|/|, |pool of|[Cc]ontext:) ?|^|~)(?<![\d,])<N> tok(?:ens)?\b", ("kv_tokens",)),
+        ("tokens", r"KV cache size(?: as reported at startup)?:? <N>\b", ("kv_cache_size_tokens",)),
+        ("tokens", r"KV cache:? <N> tokens", ("kv_cache_size_tokens",)),
+        ("tokens", r"[Cc]acheable tokens:? <N>", ("kv_cache_size_tokens",)),
+        (
+            "tokens",
+            r"(?:(?:->|/|, |pool of|[Cc]ontext:) ?|^|~)(?<![\d,])<N> tok(?:ens)?\b",
+            ("kv_cache_size_tokens",),
+        ),
         (
             "concurrency",
             r"<X> (?:max(?:imum)? )?concurrency(?: at <N>)?",
-            ("max_concurrency", "concurrency_tokens"),
+            ("max_concurrency", "concurrency_max_model_len"),
         ),
         ("concurrency", r"[Cc]oncurrency:? <X>", ("max_concurrency",)),
         ("concurrency", r"/ <X> at \d", ("max_concurrency",)),
-        ("context", r"\bContext <N> tok", ("concurrency_tokens",)),
+        ("context", r"\bContext <N> tok", ("concurrency_max_model_len",)),
     )
 )
 _ANY = re.compile(r"GiB|GB|tokens|concurrency|KV cache size|\btok\b", re.IGNORECASE)
@@ -56,7 +60,9 @@ def read_prose(text: str) -> Iterator[tuple[str, dict[str, Value]]]:
         for name, part in zip(fields, match.groups(), strict=True):
             if part is not None:
                 number = part.replace(",", "")
-                values[name] = int(number) if name.endswith("tokens") and "." not in number else float(number)
+                values[name] = (
+                    int(number) if name.endswith(("tokens", "len")) and "." not in number else float(number)
+                )
         if values:
             seen.add(kind)
             yield kind, values

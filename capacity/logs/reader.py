@@ -29,7 +29,7 @@ KEPT_TEXT = 600
 
 _FRAME = re.compile(r'^\s*File ".*?", line \d+, in (\S+)')
 _FIGURES = frozenset(Figures.model_fields)
-_SMALLEST = frozenset({"available_kv_gib", "kv_tokens", "max_concurrency"})
+_SMALLEST = frozenset({"available_kv_gib", "kv_cache_size_tokens", "max_concurrency"})
 """Printed once per pipeline stage or engine by one process: the smallest decides."""
 _COMMAND = re.compile(r"(?:^|[+$#>] |\s)((?:[A-Z][A-Z0-9_]*=\S+ )*vllm serve \S.*)$")
 
@@ -318,7 +318,7 @@ def _running(running: Running, kind: str, values: dict[str, Value]) -> bool:
         running.lines += 1
         running.kv_usage_last_percent = usage
         running.kv_usage_max_percent = max(usage, running.kv_usage_max_percent or 0.0)
-        running.lines_at_99_percent += usage >= 99.0
+        running.lines_with_full_cache += usage >= 99.0
     elif kind == "running":
         running.running_max = max(running.running_max, int(numbers["running_reqs"]))
     elif kind in ("waiting", "pending"):

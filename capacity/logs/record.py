@@ -8,32 +8,33 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from vllm_capacity.errors import Reason
 from vllm_capacity.logs.failures import FailureKind, Phase
+from vllm_capacity.vocabulary import add_meanings
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=add_meanings)
 
 
 class Evidence(_Model):
     """A line of the log, without prefixes."""
 
     line: int
-    text: str
+    text: str = Field(description="As it stands there; long lines are cut.")
 
 
 class Figures(_Model):
     """What one process printed in one start; None where it printed nothing. Names carry the unit."""
 
     # loading
-    model_loading_gib: float | None = None
+    weights_gib: float | None = None
     loading_seconds: float | None = None
     load_peak_gib: float | None = None
     checkpoint_gib: float | None = None
     available_ram_gib: float | None = None
     # the device and the request
-    total_gib: float | None = None
-    free_at_start_gib: float | None = None
-    utilization: float | None = None
+    cuda_total_gib: float | None = None
+    free_gib: float | None = None
+    gpu_memory_utilization: float | None = None
     requested_gib: float | None = None
     # profiling
     snapshot_torch_peak_gib: float | None = None
@@ -44,7 +45,7 @@ class Figures(_Model):
     snapshot_non_torch_gib: float | None = None
     profile_seconds: float | None = None
     total_non_kv_gib: float | None = None
-    weights_gib: float | None = None
+    profiled_weights_gib: float | None = None
     activation_peak_gib: float | None = None
     non_torch_gib: float | None = None
     consumed_gib: float | None = None
@@ -59,8 +60,10 @@ class Figures(_Model):
     planned_free_gib: float | None = None
     encoder_tokens: int | None = None
     encoder_items: int | None = None
-    encoder_modality: str | None = None
-    encoder_skipped: str | None = None
+    encoder_modality: str | None = Field(default=None, description="Modality of the profile run.")
+    encoder_skipped: str | None = Field(
+        default=None, description="That the multimodal encoder was not profiled."
+    )
     mm_reserved_gib: float | None = None
     mm_frames_gib: float | None = None
     mm_decoder_gib: float | None = None
@@ -68,35 +71,39 @@ class Figures(_Model):
     mm_server_gib: float | None = None
     available_after_mm_gib: float | None = None
     # CUDA graphs
-    graph_groups: str | None = None
+    graph_groups: str | None = Field(
+        default=None, description="Modes and sizes of the graphs to be estimated."
+    )
     graph_estimate_gib: float | None = None
-    graph_mode: str | None = None
+    cudagraph_mode: str | None = Field(default=None, description="vLLM's CUDAGraphMode in the estimate.")
     graph_first_mib: float | None = None
     graph_mode_graphs: int | None = None
     graph_each_mib: float | None = None
     encoder_graph_mib: float | None = None
     encoder_graphs: int | None = None
-    equivalent_utilization: float | None = None
-    suggested_utilization: float | None = None
+    equivalent_gpu_memory_utilization: float | None = None
+    suggested_gpu_memory_utilization: float | None = None
     graph_progress_percent: float | None = None
-    graph_progress: str | None = None
+    graph_progress: str | None = Field(default=None, description="Graphs captured, of all.")
     graph_capture_seconds: float | None = None
     graph_capture_gib: float | None = None
     graph_actual_gib: float | None = None
     graph_difference_gib: float | None = None
     graph_difference_percent: float | None = None
     # the KV cache
-    kv_tokens: int | None = None
-    concurrency_tokens: int | None = None
+    kv_cache_size_tokens: int | None = None
+    concurrency_max_model_len: int | None = None
     max_concurrency: float | None = None
-    own_blocks: int | None = None
-    override_blocks: int | None = None
-    num_gpu_blocks: int | None = None
+    num_blocks_own: int | None = None
+    num_gpu_blocks_override: int | None = None
+    num_blocks: int | None = None
     num_cpu_blocks: int | None = None
     padding_layers: float | None = None
     padding_waste_percent: float | None = None
     block_size: int | None = None
-    block_size_backend: str | None = None
+    block_size_backend: str | None = Field(
+        default=None, description="Attention backend that asked for the block size."
+    )
     mamba_padding_percent: float | None = None
     mamba_blocks: int | None = None
     capped_from: int | None = None
@@ -104,7 +111,7 @@ class Figures(_Model):
     smallest_capture_size: int | None = None
     auto_fit_from: int | None = None
     auto_fit_to: int | None = None
-    hybrid_disabled: str | None = None
+    hybrid_disabled: str | None = Field(default=None, description="That every layer is allocated in full.")
     kv_to_requested_bytes: int | None = None
     kv_to_requested_gib: float | None = None
     kv_to_gpu_bytes: int | None = None
@@ -112,7 +119,7 @@ class Figures(_Model):
     kv_in_use_gib: float | None = None
     kv_in_use_bytes: int | None = None
     # workspaces, sleep
-    workspace_caller: str | None = None
+    workspace_caller: str | None = Field(default=None, description="Who asked for that workspace.")
     workspace_before_mib: float | None = None
     workspace_mib: float | None = None
     workspace_ubatch: float | None = None
@@ -121,14 +128,14 @@ class Figures(_Model):
     sleep_freed_gib: float | None = None
     sleep_in_use_gib: float | None = None
     # settings
-    version: str | None = None
-    runner: str | None = None
-    max_model_len_tokens: int | None = None
-    batched_tokens: int | None = None
-    attention_backend: str | None = None
-    flash_attention: str | None = None
-    loaded_model: str | None = None
-    server_up: str | None = None
+    version: str | None = Field(default=None, description="vLLM's release.")
+    model_runner: str | None = Field(default=None, description="V1 or V2.")
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    attention_backend: str | None = Field(default=None, description="Attention backend.")
+    flash_attention: str | None = Field(default=None, description="Version of FlashAttention.")
+    loaded_model: str | None = Field(default=None, description="Model as the loader names it.")
+    server_up: str | None = Field(default=None, description="That the server came up.")
 
 
 class Running(_Model):
@@ -138,7 +145,7 @@ class Running(_Model):
     kv_usage_max_percent: float | None = None
     kv_usage_last_percent: float | None = None
     cpu_kv_usage_percent: float | None = None
-    lines_at_99_percent: int = 0
+    lines_with_full_cache: int = 0
     running_max: int = 0
     waiting_max: int = 0
     swapped_max: int = 0
@@ -159,18 +166,22 @@ class Running(_Model):
 class Failure(_Model):
     """One failure; equal ones of several ranks are counted once."""
 
-    kind: FailureKind
-    reason: Reason | None = None
-    """vLLM's own refusal, or what the step says about an out-of-memory error."""
-    phase: Phase = Phase.UNKNOWN
-    phase_from: str = ""
-    """'traceback', 'message', 'progress' or '': what the phase rests on."""
+    kind: FailureKind = Field(description="What happened.")
+    reason: Reason | None = Field(
+        default=None,
+        description="vLLM's own refusal, or what the step says about an out-of-memory error.",
+    )
+    phase: Phase = Field(default=Phase.UNKNOWN, description="The step of vLLM's start.")
+    phase_from: str = Field(
+        default="", description="What `phase` rests on: traceback, message, progress, or nothing."
+    )
     values: dict[str, float | int | str] = Field(default_factory=dict)
-    frames: list[str] = Field(default_factory=list)
-    """Function names of the traceback, outermost first."""
-    process: str = ""
+    frames: list[str] = Field(
+        default_factory=list, description="Function names of the traceback, outermost first."
+    )
+    process: str = Field(default="", description="vLLM's name of the process.")
     count: int = 1
-    evidence: Evidence
+    evidence: Evidence = Field(description="The line that says it.")
 
 
 class StartRecord(_Model):
@@ -178,22 +189,29 @@ class StartRecord(_Model):
 
     first_line: int = 1
     last_line: int = 1
-    version: str | None = None
-    model: str | None = None
-    non_default: dict[str, Any] = Field(default_factory=dict)
-    engine_config: dict[str, Any] = Field(default_factory=dict)
-    command: str | None = None
-    """A `vllm serve` line that the log echoes."""
-    processes: dict[str, Figures] = Field(default_factory=dict)
-    engines: list[str] = Field(default_factory=list)
-    """Names of the processes that announced an engine (several with data parallelism)."""
-    phase: Phase = Phase.UNKNOWN
-    running: Running = Field(default_factory=Running)
-    failures: list[Failure] = Field(default_factory=list)
-    evidence: dict[str, Evidence] = Field(default_factory=dict)
-    """The line each figure was read from."""
-    debug: bool = False
-    """The log has DEBUG lines."""
+    version: str | None = Field(default=None, description="vLLM's release.")
+    model: str | None = Field(default=None, description="As the log names it.")
+    non_default: dict[str, Any] = Field(
+        default_factory=dict, description="vLLM's `non-default args`, under vLLM's names."
+    )
+    engine_config: dict[str, Any] = Field(
+        default_factory=dict, description="vLLM's configuration as it prints it, under vLLM's names."
+    )
+    command: str | None = Field(default=None, description="A `vllm serve` line that the log echoes.")
+    processes: dict[str, Figures] = Field(
+        default_factory=dict, description="Process -> what it printed; '' without a name."
+    )
+    engines: list[str] = Field(
+        default_factory=list,
+        description="Processes that announced an engine (several with data parallelism).",
+    )
+    phase: Phase = Field(default=Phase.UNKNOWN, description="The step that would come next.")
+    running: Running = Field(default_factory=Running, description="What the running server said.")
+    failures: list[Failure] = Field(default_factory=list, description="In the order of the log.")
+    evidence: dict[str, Evidence] = Field(
+        default_factory=dict, description="Figure -> the line it was read from."
+    )
+    debug: bool = Field(default=False, description="Whether the log has DEBUG lines.")
 
     def values(self, name: str) -> Iterator[float]:
         for figures in self.processes.values():
@@ -223,9 +241,8 @@ class LogRecord(_Model):
 
     lines: int = 0
     recognised: int = 0
-    """Lines that held something of vLLM's about memory."""
     start_count: int = 0
-    starts: list[StartRecord] = Field(default_factory=list)
+    starts: list[StartRecord] = Field(default_factory=list, description="The first and the latest.")
 
     @property
     def last(self) -> StartRecord | None:

@@ -84,7 +84,7 @@ def graph_estimate(ctx: RankContext) -> MemoryTerm | None:
     else:
         fixed, formula, values = _pool_bytes(pool), POOL, pool
     return term(
-        "cuda_graph_estimate",
+        "graph_estimate",
         Component.CUDA_GRAPHS,
         f"{formula} + captures * halves * node // 2",
         allocator=Allocator.CUDA,

@@ -61,7 +61,7 @@ def estimate_term(ctx: RankContext, shapes: Shapes) -> MemoryTerm:
     low, n_bytes, high = (_estimated(shapes, pool, which) for which in ("low", "n_bytes", "high"))
     full = len(shapes.full)
     return term(
-        "cuda_graph_estimate",
+        "graph_estimate",
         Component.CUDA_GRAPHS,
         "pool + probe - second + (full - 1) * max(second, least)" if full > 1 else "pool + probe",
         allocator=Allocator.CUDA,

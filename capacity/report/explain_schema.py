@@ -10,68 +10,77 @@ from vllm_capacity.errors import Reason
 from vllm_capacity.ledger import Component
 from vllm_capacity.logs.failures import Phase
 from vllm_capacity.logs.record import Evidence, StartRecord
+from vllm_capacity.vocabulary import add_meanings
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=add_meanings)
 
 
 class Finding(_Strict):
     """The cause of the trouble."""
 
-    cause: Reason | RuntimeCause
-    component: Component | None
-    phase: Phase
-    headline: str
-    explanation: str
-    confidence: Confidence
-    figures: dict[str, float | int | str] = Field(description="The log's own.")
-    missing_bytes: int | None = Field(description="How much was missing at least.")
-    missing: str | None = Field(description="The same, in words.")
+    cause: Reason | RuntimeCause = Field(
+        description="A verdict's reason, or what only a running server meets."
+    )
+    component: Component | None = Field(description="What ran out; null where it is none of the ledger's.")
+    phase: Phase = Field(description="The step of vLLM's start.")
+    headline: str = Field(description="The cause in one line.")
+    explanation: str = Field(description="How it comes about.")
+    confidence: Confidence = Field(description="How sure the log makes it.")
+    figures: dict[str, float | int | str]
+    missing_bytes: int | None
+    missing: str | None = Field(description="`missing_bytes` in words.")
     page: str = Field(description="The documentation page of the scenario.")
-    evidence: list[Evidence]
+    evidence: list[Evidence] = Field(description="The lines that show it.")
 
 
 class Remedy(_Strict):
     """One change, the cheapest first."""
 
-    change: str
-    flags: list[str]
+    change: str = Field(description="In words.")
+    flags: list[str] = Field(description="What to add to the command line.")
     frees_bytes: int | None
-    spare_bytes: int | None = Field(description="Left at the failing step with it; negative: still missing.")
-    starts: bool | None
-    basis: Basis
-    effect: str
-    kv_tokens: int | None
+    spare_bytes: int | None
+    starts: bool | None = Field(description="With the change made; null where that is not known.")
+    basis: Basis = Field(description="What its figures rest on.")
+    effect: str = Field(description="One sentence with the numbers.")
+    kv_cache_size_tokens: int | None
 
 
 class Observation(_Strict):
-    topic: str
-    text: str
-    evidence: list[Evidence]
+    """Something the log shows beside the cause."""
+
+    topic: str = Field(description="Of what.")
+    text: str = Field(description="In words, with the log's figures.")
+    evidence: list[Evidence] = Field(description="The lines that show it.")
 
 
 class Predicted(_Strict):
     """A figure of the plan beside the log's."""
 
-    name: str
-    logged_as: str
-    predicted: float
-    logged: float
-    unit: str
+    name: str = Field(description="The figure's key in every other answer.")
+    logged_as: str = Field(description="vLLM's words in the log.")
+    predicted: int | float
+    logged: int | float
+    unit: Literal["bytes", "tokens", "requests"] = Field(description="Of both figures.")
 
 
 class ExplainReport(_Strict):
-    """What a log says, why the run failed, and what helps."""
+    """What a log says, why the run failed, and what helps.
 
-    schema_version: Literal[1]
-    tool_version: str
-    verdict: Literal["healthy", "problem"]
-    came_up: bool
-    finding: Finding | None
-    remedies: list[Remedy]
-    observations: list[Observation]
-    predicted: list[Predicted]
+    Bytes are integers in what this tool says. What is quoted from the log stays as the log has it: keys that end in `_gib`
+    or `_mib` (in `start` and in `figures`) are such quotes.
+    """
+
+    schema_version: Literal[1] = Field(description="Of this form.")
+    tool_version: str = Field(description="Of vllm-capacity.")
+    verdict: Literal["healthy", "problem"] = Field(description="Whether anything is wrong.")
+    came_up: bool = Field(description="Whether the server or engine served.")
+    finding: Finding | None = Field(description="The cause; null where nothing is wrong.")
+    remedies: list[Remedy] = Field(description="What helps, the cheapest first.")
+    observations: list[Observation] = Field(description="What the log shows beside the cause.")
+    predicted: list[Predicted] = Field(description="The plan of this run beside the log, per GPU.")
     missing: list[str] = Field(description="What the log does not show and what would show it.")
     assumptions: list[str] = Field(description="What was taken for the plan where the log leaves it open.")
     start_count: int

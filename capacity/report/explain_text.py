@@ -10,7 +10,8 @@ from vllm_capacity._version import __version__
 from vllm_capacity.diagnosis.causes import Basis, Diagnosis, Finding, PredictedRow, Remedy
 from vllm_capacity.diagnosis.observations import logged_budget
 from vllm_capacity.logs.record import Evidence, LogRecord
-from vllm_capacity.units import gib
+from vllm_capacity.units import GIB, gib
+from vllm_capacity.vocabulary import QUANTITIES
 
 SCHEMA_VERSION = 1
 WIDTH = 118
@@ -90,11 +91,12 @@ def _line(evidence: Evidence) -> str:
 
 
 def _predicted(row: PredictedRow) -> str:
+    scale, unit = (GIB, "GiB") if row.unit == "bytes" else (1, row.unit)
     digits = 0 if row.unit == "tokens" else 2
-    error = row.predicted - row.logged
-    relative = f" ({100 * error / row.logged:+.1f} %)" if row.logged else ""
+    predicted, logged, error = (n / scale for n in (row.predicted, row.logged, row.predicted - row.logged))
+    relative = f" ({100 * error / logged:+.1f} %)" if logged else ""
     return (
-        f"  {row.name:<24}{row.predicted:>14,.{digits}f}{row.logged:>14,.{digits}f} {row.unit:<7}"
+        f"  {QUANTITIES[row.name].word:<24}{predicted:>14,.{digits}f}{logged:>14,.{digits}f} {unit:<9}"
         f"{error:+,.{digits}f}{relative}"
     )
 

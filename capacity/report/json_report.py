@@ -6,12 +6,16 @@ Plain dictionaries, because a plan must print without building a single pydantic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from vllm_capacity._version import __version__
 from vllm_capacity.answer import Plan, RankPlan, RefusedPlan, Verdict
 from vllm_capacity.budget import Account
 from vllm_capacity.inputs.environment import planned
+
+if TYPE_CHECKING:
+    from vllm_capacity.device import Device
 
 SCHEMA_VERSION = 1
 
@@ -79,6 +83,15 @@ def plan_to_dict(plan: Plan | RefusedPlan) -> dict[str, Any]:
     }
 
 
+def device_to_dict(device: Device) -> dict[str, Any]:
+    """A GPU of the catalogue, as `gpus --json` prints it."""
+    return {**asdict(device), "compute_capability": _capability(device)}
+
+
+def _capability(device: Device) -> str:
+    return f"{device.compute_capability[0]}.{device.compute_capability[1]}"
+
+
 def _gpu(plan: Plan | RefusedPlan, free_bytes: int | None) -> dict[str, Any]:
     device = plan.device
     return {
@@ -86,14 +99,14 @@ def _gpu(plan: Plan | RefusedPlan, free_bytes: int | None) -> dict[str, Any]:
         "cuda_total_bytes": device.cuda_total_bytes,
         "nvml_total_bytes": device.nvml_total_bytes,
         "free_bytes": free_bytes,
-        "compute_capability": f"{device.compute_capability[0]}.{device.compute_capability[1]}",
+        "compute_capability": _capability(device),
     }
 
 
 def _engine(plan: Plan) -> dict[str, Any]:
     engine, parallel = plan.engine, plan.engine.parallel
     return {
-        "runner": engine.model_runner,
+        "model_runner": engine.model_runner,
         "usage": engine.usage,
         "tensor_parallel_size": parallel.tp,
         "pipeline_parallel_size": parallel.pp,
@@ -152,9 +165,9 @@ def _rank(rank: RankPlan) -> dict[str, Any]:
         "activation_peak_warm_bytes": rank.activation_warm_bytes,
         "non_torch_bytes": budget.totals[Account.NON_TORCH],
         "runner_buffers_bytes": budget.totals[Account.RUNNER_BUFFERS],
-        "cuda_graph_estimate_bytes": budget.graph_estimate_bytes,
-        "cuda_graph_applied_bytes": budget.graph_applied_bytes,
-        "cuda_graph_actual_bytes": rank.graph_actual_bytes,
+        "graph_estimate_bytes": budget.graph_estimate_bytes,
+        "graph_applied_bytes": budget.graph_applied_bytes,
+        "graph_actual_bytes": rank.graph_actual_bytes,
         "available_kv_bytes": budget.available_kv_bytes,
         "available_kv_low_bytes": budget.available_low,
         "available_kv_high_bytes": budget.available_high,
@@ -168,8 +181,8 @@ def _rank(rank: RankPlan) -> dict[str, Any]:
                 "lifetime": t.lifetime.value,
                 "account": account.value,
                 "bytes": t.n_bytes,
-                "low": t.low,
-                "high": t.high,
+                "low_bytes": t.low,
+                "high_bytes": t.high,
                 "formula": t.formula,
                 "values": dict(t.values),
                 "source": t.source,
@@ -185,11 +198,11 @@ def _kv_cache(plan: Plan) -> dict[str, Any]:
     return {
         "num_blocks": kv.num_blocks,
         "block_size": kv.block_size,
-        "tokens": kv.tokens,
+        "size_tokens": kv.size_tokens,
         "pool_tokens": kv.pool_tokens,
         "max_concurrency": kv.max_concurrency,
         "second_start_num_blocks": warm.num_blocks,
-        "second_start_tokens": warm.tokens,
+        "second_start_size_tokens": warm.size_tokens,
         "marginal_bytes_per_token": kv.marginal_bytes_per_token,
         "fixed_bytes_per_sequence": kv.fixed_bytes_per_sequence,
         "groups": [
@@ -210,8 +223,8 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "reason": verdict.reason.value if verdict.reason else None,
         "message": verdict.message,
         "max_model_len_that_fits": verdict.max_model_len_that_fits,
-        "min_utilization": verdict.min_utilization,
-        "max_utilization": verdict.max_utilization,
+        "min_gpu_memory_utilization": verdict.min_gpu_memory_utilization,
+        "max_gpu_memory_utilization": verdict.max_gpu_memory_utilization,
         "suggestions": [
             {
                 "change": s.change,
@@ -219,7 +232,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
                 "effect": {
                     "starts": s.effect.starts,
                     "available_kv_bytes_delta": s.effect.available_kv_bytes_delta,
-                    "tokens_delta": s.effect.tokens_delta,
+                    "kv_cache_size_tokens_delta": s.effect.kv_cache_size_tokens_delta,
                 },
             }
             for s in verdict.suggestions
@@ -227,8 +240,8 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "concurrency": None
         if verdict.concurrency is None
         else {
-            "requested": verdict.concurrency.requested,
+            "asked": verdict.concurrency.asked,
             "fits": verdict.concurrency.fits,
-            "min_utilization": verdict.concurrency.min_utilization,
+            "min_gpu_memory_utilization": verdict.concurrency.min_gpu_memory_utilization,
         },
     }

@@ -70,7 +70,7 @@ def _bar_name(plan: Plan, rank: RankPlan, several: bool) -> str:
         lines.append(f"stage {', '.join(str(stage) for stage in sorted({pp for _, pp, _ in rank.ranks}))}")
     if several:
         status = plan.verdict.status.value.replace("_", " ")
-        lines = [f"tp {plan.engine.parallel.tp}: {status}", *lines, f"{plan.kv_cache.tokens:,} tokens"]
+        lines = [f"tp {plan.engine.parallel.tp}: {status}", *lines, f"{plan.kv_cache.size_tokens:,} tokens"]
     return "\n".join(lines)
 
 
@@ -79,9 +79,7 @@ def _plan_title(plans: Sequence[Plan]) -> str:
     name = f"{plan.config.name}, vLLM {plan.release.version}"
     if len(plans) > 1:
         return name
-    return (
-        f"{name}\n{plan.verdict.status.value.replace('_', ' ')}, {plan.kv_cache.tokens:,} tokens of KV cache"
-    )
+    return f"{name}\n{plan.verdict.status.value.replace('_', ' ')}, {plan.kv_cache.size_tokens:,} tokens of KV cache"
 
 
 def plot_curves(curves: Sequence[Curve], path: Path, *, title: str, demanded: int, longest: int) -> None:

@@ -9,29 +9,69 @@ from vllm_capacity.answer import Status
 from vllm_capacity.budget import Account
 from vllm_capacity.errors import Reason
 from vllm_capacity.ledger import Allocator, Component, Lifetime
+from vllm_capacity.vocabulary import add_meanings
 
-Bytes = Annotated[int, Field(ge=0, description="Bytes.")]
+Bytes = Annotated[int, Field(ge=0)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=add_meanings)
 
 
 class Model(_Strict):
     id: str = Field(description="As asked for, or the catalogue's spelling of it.")
     architecture: str = Field(description="vLLM's model class.")
-    parameters: int | None = Field(
-        description="Logical parameters: tied heads once, no padding; null when refused."
-    )
+    parameters: int | None
     source: str = Field(description="Where the config came from.")
 
 
 class Gpu(_Strict):
     name: str = Field(description="The catalogue's name, or what was given.")
-    cuda_total_bytes: Bytes = Field(description="What cudaMemGetInfo reports and vLLM budgets.")
-    nvml_total_bytes: Bytes = Field(description="What nvidia-smi reports; vLLM's default tiers look at it.")
-    free_bytes: int | None = Field(description="Free at vLLM's baseline snapshot on the fullest rank.")
+    cuda_total_bytes: Bytes
+    nvml_total_bytes: Bytes
+    free_bytes: int | None
     compute_capability: str = Field(description="Major and minor, as in 9.0.")
+
+
+class Engine(_Strict):
+    """What vLLM makes of the flags; of a refused layout its tensor-parallel size alone."""
+
+    model_runner: Literal["V1", "V2"] | None = Field(default=None, description="Which of vLLM's two runners.")
+    usage: Literal["server", "offline"] | None = Field(
+        default=None, description="vllm serve or the LLM class."
+    )
+    tensor_parallel_size: int
+    pipeline_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    decode_context_parallel_size: int | None = None
+    prefill_context_parallel_size: int | None = None
+    enable_expert_parallel: bool | None = Field(default=None, description="Experts are split by expert.")
+    dtype: str | None = Field(default=None, description="Of weights and activations.")
+    quantization: str | None = Field(default=None, description="vLLM's name of the method; null without one.")
+    kv_cache_dtype: str | None = Field(default=None, description="Of the KV cache.")
+    max_model_len: int | None = None
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    block_size: int | None = None
+    enforce_eager: bool | None = Field(default=None, description="No torch.compile and no CUDA graphs.")
+    compilation_mode: str | None = Field(default=None, description="vLLM's CompilationMode; `dry-run` alone.")
+    cudagraph_mode: str | None = Field(default=None, description="vLLM's CUDAGraphMode.")
+    cudagraph_capture_sizes: list[int] | None = None
+    attention_backends: list[str] | None = Field(default=None, description="Of all layers, each once.")
+    async_scheduling: bool | None = Field(default=None, description="The next step is scheduled early.")
+    enable_prefix_caching: bool | None = Field(
+        default=None, description="Blocks of equal prefixes are shared."
+    )
+    enable_chunked_prefill: bool | None = Field(default=None, description="Long prompts are split.")
+    hybrid_kv_cache_manager_disabled: bool | None = Field(
+        default=None, description="Every layer is allocated in full."
+    )
+    num_gpu_blocks_override: int | None = None
+    mamba_cache_mode: str | None = Field(default=None, description="How states are cached.")
+    num_speculative_tokens: int | None = None
+    environment: dict[str, str] | None = Field(default=None, description="Variables that the plan looked at.")
 
 
 class Term(_Strict):
@@ -40,69 +80,61 @@ class Term(_Strict):
     allocator: Allocator = Field(description="Who hands the bytes out.")
     lifetime: Lifetime = Field(description="When they exist.")
     account: Account = Field(description="What this release's accounting makes of the term.")
-    bytes: int = Field(description="Per GPU.")
-    low: int = Field(description="Lower end of the interval; `bytes` where the term is exact.")
-    high: int = Field(description="Upper end.")
+    bytes: int
+    low_bytes: int
+    high_bytes: int
     formula: str = Field(description="Python expression over `values`; evaluates to `bytes`.")
-    values: dict[str, int | float] = Field(description="Names in the formula and their numbers.")
+    values: dict[str, int | float]
     source: str = Field(description="vLLM's file and function, or the recorded runs.")
     note: str = Field(description="What to know about it; may be empty.")
 
 
 class Rank(_Strict):
-    rank: int = Field(description="Global rank; each GPU is one.")
-    tp_rank: int = Field(description="Place in its tensor-parallel group.")
-    pp_rank: int = Field(description="Pipeline stage.")
-    dp_rank: int = Field(description="Data-parallel engine.")
-    requested_bytes: Bytes = Field(description="Utilisation times the total: what vLLM budgets.")
-    weights_bytes: Bytes = Field(description='What vLLM prints as "Model loading took".')
-    activation_peak_bytes: Bytes = Field(
-        description="`torch_peak_increase` of MemoryProfilingResult, cold compile cache."
-    )
-    activation_peak_warm_bytes: Bytes = Field(description="The same with a warm compile cache.")
-    non_torch_bytes: Bytes = Field(description="`non_torch_increase` of MemoryProfilingResult.")
-    runner_buffers_bytes: Bytes = Field(
-        description="The runner's tensors inside the accounting (from 0.27.0 on)."
-    )
-    cuda_graph_estimate_bytes: Bytes = Field(description="vLLM's own estimate, as it prints it.")
-    cuda_graph_applied_bytes: Bytes = Field(description="What of the estimate is subtracted.")
-    cuda_graph_actual_bytes: Bytes = Field(description="What the graphs take once captured.")
-    available_kv_bytes: int = Field(description="Before a block override; may be negative.")
-    available_kv_low_bytes: int = Field(description="With every term at the unfavourable end.")
-    available_kv_high_bytes: int = Field(description="With every term at the favourable end.")
-    num_blocks_own: int = Field(
-        description="Blocks that this rank's memory would give; the smallest decides."
-    )
-    device_used_bytes: Bytes = Field(description="In use once the server is up, as nvidia-smi shows it.")
+    rank: int
+    tp_rank: int
+    pp_rank: int
+    dp_rank: int
+    requested_bytes: Bytes
+    weights_bytes: Bytes
+    activation_peak_bytes: Bytes
+    activation_peak_warm_bytes: Bytes
+    non_torch_bytes: Bytes
+    runner_buffers_bytes: Bytes
+    graph_estimate_bytes: Bytes
+    graph_applied_bytes: Bytes
+    graph_actual_bytes: Bytes
+    available_kv_bytes: int
+    available_kv_low_bytes: int
+    available_kv_high_bytes: int
+    num_blocks_own: int
+    device_used_bytes: Bytes
     terms: list[Term] = Field(description="The ledger of this rank.")
 
 
 class Group(_Strict):
-    layers: int = Field(description="Layers that share its block table.")
+    layers: int
     spec: str = Field(description="vLLM's KVCacheSpec class.")
-    page_size_bytes: Bytes = Field(description="One block of one layer.")
-    block_size: int = Field(description="Tokens of one block.")
+    page_size_bytes: Bytes
+    block_size: int
 
 
 class KvCache(_Strict):
-    num_blocks: int = Field(description="Blocks of the pool, the null block included.")
-    block_size: int = Field(description="Tokens of a block in the group with the smallest ones.")
-    tokens: int = Field(description="As this release prints them.")
-    pool_tokens: int = Field(description="Tokens that the usable blocks hold.")
-    max_concurrency: float = Field(description="Requests of max_model_len tokens at once, unrounded.")
-    second_start_num_blocks: int = Field(
-        description="Blocks of a start that finds its kernels in the compile cache."
-    )
-    second_start_tokens: int = Field(description="Tokens of such a start.")
-    marginal_bytes_per_token: int | float = Field(description="What one token more costs, per GPU.")
-    fixed_bytes_per_sequence: int = Field(description="Windows at their cap and states, whatever the length.")
+    num_blocks: int
+    block_size: int
+    size_tokens: int
+    pool_tokens: int
+    max_concurrency: float
+    second_start_num_blocks: int
+    second_start_size_tokens: int
+    marginal_bytes_per_token: int | float
+    fixed_bytes_per_sequence: int
     groups: list[Group] = Field(description="KV cache groups, in vLLM's order.")
 
 
 class SuggestionEffect(_Strict):
     starts: bool = Field(description="With the change made.")
-    available_kv_bytes_delta: int = Field(description="More (or less) for the KV cache, per GPU.")
-    tokens_delta: int = Field(description="More (or fewer) tokens of KV cache.")
+    available_kv_bytes_delta: int
+    kv_cache_size_tokens_delta: int
 
 
 class Suggestion(_Strict):
@@ -112,34 +144,32 @@ class Suggestion(_Strict):
 
 
 class Concurrency(_Strict):
-    requested: int = Field(description="Requests of max_model_len tokens at once, as asked.")
+    asked: int
     fits: bool = Field(description="Whether they do.")
-    min_utilization: float | None = Field(description="Least utilisation that does it; null where none does.")
+    min_gpu_memory_utilization: float | None
 
 
 class Verdict(_Strict):
     status: Status = Field(description="The answer.")
     reason: Reason | None = Field(description="Why not; null where it starts.")
     message: str = Field(description="vLLM's own sentence where there is one.")
-    max_model_len_that_fits: int | None = Field(
-        description="Largest --max-model-len whose request fits; null where none does."
-    )
-    min_utilization: float | None = Field(description="Least utilisation that starts.")
-    max_utilization: float | None = Field(description="Most that is free at start-up.")
+    max_model_len_that_fits: int | None
+    min_gpu_memory_utilization: float | None
+    max_gpu_memory_utilization: float | None
     suggestions: list[Suggestion] = Field(description="Single changes, each planned again.")
     concurrency: Concurrency | None = Field(description="Answer to --concurrency; null without it.")
 
 
 class Host(_Strict):
-    pinned_bytes: Bytes = Field(description="Pinned host memory, per node.")
-    shared_memory_bytes: Bytes = Field(description="What /dev/shm must hold, per node.")
-    checkpoint_bytes: Bytes = Field(description="Weight files on disk.")
+    pinned_bytes: Bytes
+    shared_memory_bytes: Bytes
+    checkpoint_bytes: Bytes
     checkpoint_bytes_source: str = Field(description="Where that figure comes from.")
 
 
 class CalibrationUsed(_Strict):
     source: str = Field(description="'built-in', or the path of a user's file.")
-    recorded_runs: int = Field(description="Runs behind this release's accounting.")
+    recorded_runs: int
     outside_measured: list[str] = Field(description="What of this plan no recorded run stands behind.")
 
 
@@ -152,7 +182,7 @@ class PlanReport(_Strict):
     vllm_version_source: str = Field(description="Why that release.")
     model: Model = Field(description="What is served.")
     gpu: Gpu = Field(description="On what.")
-    engine: dict[str, Any] = Field(description="Resolved values under vLLM's names; `runner` is V1 or V2.")
+    engine: Engine = Field(description="Resolved values under vLLM's names.")
     ranks: list[Rank] = Field(description="Every GPU; empty when refused.")
     kv_cache: KvCache | None = Field(description="Null when refused.")
     verdict: Verdict = Field(description="Does it start, and the limits around it.")

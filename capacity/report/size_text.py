@@ -48,11 +48,11 @@ def _print_table(report: Report, rows: tuple[Row, ...], console: Console) -> Non
     table.add_column("buy", no_wrap=True)
     table.add_column("layout", no_wrap=True)
     table.add_column("KV cache" if console.width >= 100 else "KV", no_wrap=True)
-    table.add_column("at once", justify="right", no_wrap=True)
-    table.add_column("spare", justify="right", no_wrap=True)
+    table.add_column("requests at once" if wide else "at once", justify="right", no_wrap=True)
+    table.add_column("headroom", justify="right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
     if wide:
-        table.add_column("KV tokens", justify="right", no_wrap=True)
+        table.add_column("KV cache tokens", justify="right", no_wrap=True)
         table.add_column("kW", justify="right", no_wrap=True)
         table.add_column("decode tok/s at most", justify="right")
     if prices:
@@ -68,7 +68,7 @@ def _print_table(report: Report, rows: tuple[Row, ...], console: Console) -> Non
         ]  # fmt: skip
         if wide:
             cells += [
-                f"{row.kv_tokens:,}", f"{row.power_watts / 1000:.1f}" if row.power_watts else "?",
+                f"{row.total_kv_cache_size_tokens:,}", f"{row.power_watts / 1000:.1f}" if row.power_watts else "?",
                 f"{row.decode_ceiling:,.0f}" if row.decode_ceiling else "?",
             ]  # fmt: skip
         if prices:
@@ -89,7 +89,7 @@ def _print_first(report: Report, row: Row, console: Console) -> None:
         highlight=False,
     )
     console.print(
-        f"each engine prints: GPU KV cache size: {row.plan.kv_cache.tokens:,} tokens, Maximum concurrency for "
+        f"each engine prints: GPU KV cache size: {row.plan.kv_cache.size_tokens:,} tokens, Maximum concurrency for "
         f"{row.plan.kv_cache.max_model_len:,} tokens per request: {row.plan.kv_cache.max_concurrency:.2f}x",
         highlight=False,
     )

@@ -65,7 +65,7 @@ def capacity_line(plan: Plan) -> str:
     """What vLLM will print about its KV cache; one line from 0.28.0 on, two before (shown joined)."""
     kv = plan.kv_cache
     return (
-        f"GPU KV cache size: {kv.tokens:,} tokens, "
+        f"GPU KV cache size: {kv.size_tokens:,} tokens, "
         f"Maximum concurrency for {kv.max_model_len:,} tokens per request: {kv.max_concurrency:.2f}x"
     )
 
@@ -97,12 +97,12 @@ def _print_headline(plan: Plan, console: Console) -> None:
         answer = plan.verdict.concurrency
         fits = "fit at once" if answer.fits else "do not fit at once"
         least = (
-            f"; least utilisation that does it: {answer.min_utilization:.4f}"
-            if answer.min_utilization is not None
+            f"; least utilisation that does it: {answer.min_gpu_memory_utilization:.4f}"
+            if answer.min_gpu_memory_utilization is not None
             else "; no legal utilisation does it"
         )
         console.print(
-            f"{answer.requested} requests of {plan.kv_cache.max_model_len:,} tokens {fits}{least}",
+            f"{answer.asked} requests of {plan.kv_cache.max_model_len:,} tokens {fits}{least}",
             highlight=False,
         )
     engine = plan.engine
@@ -203,7 +203,7 @@ def _print_sums(plan: Plan, rank: RankPlan, console: Console) -> None:
         )
     if plan.kv_cache_warm is not None:
         console.print(
-            f"second start (warm compile cache): {plan.kv_cache_warm.tokens:,} tokens, "
+            f"second start (warm compile cache): {plan.kv_cache_warm.size_tokens:,} tokens, "
             f"activation peak {gib(rank.activation_warm_bytes)}",
             highlight=False,
         )
@@ -245,10 +245,11 @@ def _print_limits(plan: Plan, console: Console) -> None:
         console.print(
             f"largest --max-model-len that fits: {verdict.max_model_len_that_fits:,}", highlight=False
         )
-    if verdict.min_utilization is not None and verdict.max_utilization is not None:
+    if verdict.min_gpu_memory_utilization is not None and verdict.max_gpu_memory_utilization is not None:
         console.print(
-            f"--gpu-memory-utilization: at least {verdict.min_utilization:.4f} for one request of "
-            f"{plan.kv_cache.max_model_len:,} tokens, at most {verdict.max_utilization:.4f} of what is free at start-up",
+            f"--gpu-memory-utilization: at least {verdict.min_gpu_memory_utilization:.4f} for one request of "
+            f"{plan.kv_cache.max_model_len:,} tokens, at most {verdict.max_gpu_memory_utilization:.4f} "
+            "of what is free at start-up",
             highlight=False,
         )
     host = plan.host
@@ -270,7 +271,7 @@ def _print_suggestions(suggestions: Sequence[Suggestion], console: Console) -> N
         console.print(
             f"{' '.join(s.flags)}  [dim]{s.change}[/]: {outcome}, "
             f"{s.effect.available_kv_bytes_delta / GIB:+.2f} GiB for the KV cache, "
-            f"{s.effect.tokens_delta:+,} tokens",
+            f"{s.effect.kv_cache_size_tokens_delta:+,} tokens",
             highlight=False,
         )
 
@@ -311,7 +312,7 @@ def print_columns(plans: Sequence[Plan | RefusedPlan], console: Console) -> None
     row("non-torch", lambda p: gib(p.tightest.budget.totals[Account.NON_TORCH]))
     row("graph estimate", lambda p: gib(p.tightest.budget.graph_applied_bytes))
     row("available for KV cache", lambda p: gib(p.tightest.budget.available_kv_bytes))
-    row("KV cache tokens", lambda p: f"{p.kv_cache.tokens:,}")
+    row("KV cache tokens", lambda p: f"{p.kv_cache.size_tokens:,}")
     row("concurrency", lambda p: f"{p.kv_cache.max_concurrency:.2f}x")
     row("largest max_model_len", lambda p: f"{p.verdict.max_model_len_that_fits or 0:,}")
     row("in use once up", lambda p: gib(p.tightest.device_used_bytes))

@@ -24,7 +24,7 @@ def decode_ceiling(plan: Plan, sequences: int, tokens: float) -> float | None:
     sequence's KV cache once, and makes one token per sequence. The slowest rank decides; arithmetic, links and the experts of
     other tokens come on top. None where the GPU's bandwidth is unknown or nothing is served.
     """
-    bandwidth = plan.device.bandwidth_bytes_per_s
+    bandwidth = plan.device.bandwidth_bytes_per_second
     if not bandwidth or sequences < 1:
         return None
     seconds = max(_read_bytes(plan, rank, sequences, tokens) for rank in plan.ranks) / bandwidth

@@ -50,7 +50,7 @@ def _curve(question: Question, row: Row) -> Curve:
         held = engine_capacity(plan, with_context(question.demand, length), row.margin).sequences
         engines = row.layout.dp * row.purchase.replicas
         if held:
-            points.append((length, plan.kv_cache.tokens * engines, held * engines))
+            points.append((length, plan.kv_cache.size_tokens * engines, held * engines))
     return (
         Curve(_name(question, row), *zip(*points, strict=True))
         if points

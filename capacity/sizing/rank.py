@@ -29,7 +29,7 @@ def best_of(rows: Sequence[Row], sort: Sort) -> Row | None:
         if sort is Sort.HEADROOM:
             return not row.starts, row.purchase.gpus_bought, -row.headroom, row.layout
         if sort is Sort.TOKENS:
-            return not row.starts, row.purchase.gpus_bought, -row.kv_tokens, row.layout
+            return not row.starts, row.purchase.gpus_bought, -row.total_kv_cache_size_tokens, row.layout
         room = -row.headroom if row.layout.plain else 0.0
         return not row.starts, row.purchase.gpus_bought, not row.layout.plain, room, row.layout
 
@@ -48,7 +48,7 @@ def ranked(rows: Iterable[Row], sort: Sort) -> list[Row]:
         elif sort is Sort.HEADROOM:
             first = (-row.headroom,)
         elif sort is Sort.TOKENS:
-            first = (-row.kv_tokens,)
+            first = (-row.total_kv_cache_size_tokens,)
         else:
             first = (row.purchase.gpus_bought,)
         return not row.starts, *first, memory, quality, row.device.name, row.model, row.layout

@@ -59,9 +59,9 @@ class Row:
         return self.plan.starts
 
     @property
-    def kv_tokens(self) -> int:
+    def total_kv_cache_size_tokens(self) -> int:
         """What all engines together print as their KV cache size."""
-        return self.plan.kv_cache.tokens * self.layout.dp * self.purchase.replicas
+        return self.plan.kv_cache.size_tokens * self.layout.dp * self.purchase.replicas
 
     @property
     def fp8_cache(self) -> bool:

@@ -13,6 +13,7 @@ from vllm_capacity.releases import supported_releases
 from vllm_capacity.report.explain_schema import ExplainReport
 from vllm_capacity.report.schema import PlanReport, PlansReport
 from vllm_capacity.report.size_schema import SizeReport
+from vllm_capacity.vocabulary import add_meanings
 from vllm_capacity.web.catalogues import GpuList, ModelList, choose
 from vllm_capacity.web.openapi import body_of, problems
 from vllm_capacity.web.pool import Pool
@@ -33,20 +34,24 @@ router = APIRouter()
 class Health(BaseModel):
     """What a probe or a person wants to know first."""
 
+    model_config = ConfigDict(json_schema_extra=add_meanings)
+
     status: str = Field(description='"ok" once the server answers.')
-    tool_version: str
+    tool_version: str = Field(description="Of vllm-capacity.")
     vllm_versions: list[str] = Field(description="The releases that can be planned.")
     allow_hub: bool = Field(description="Whether models of the Hugging Face Hub may be named.")
-    workers: int = Field(description="Processes that are ready to calculate, or at it.")
+    workers: int
 
 
 class ProblemKind(BaseModel):
     """A kind of problem, as its `type` address explains it."""
 
-    name: str
+    model_config = ConfigDict(json_schema_extra=add_meanings)
+
+    name: str = Field(description="The end of its `type`.")
     status: int
-    title: str
-    meaning: str
+    title: str = Field(description="The kind in words.")
+    meaning: str = Field(description="What to make of it.")
 
 
 class Search(BaseModel):

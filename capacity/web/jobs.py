@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -54,8 +53,9 @@ def models(head: Mapping[str, Any], body: bytes, settings: WebSettings) -> bytes
 def gpus(head: Mapping[str, Any], body: bytes, settings: WebSettings) -> bytes:
     """Every GPU of the catalogue, as `gpus --json` has them."""
     from vllm_capacity.inputs.gpus import list_devices
+    from vllm_capacity.report.json_report import device_to_dict
 
-    return _json({"gpus": [asdict(device) for device in list_devices()]})
+    return _json({"gpus": [device_to_dict(device) for device in list_devices()]})
 
 
 def read(model: type[Request], body: bytes) -> Request:

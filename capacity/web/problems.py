@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vllm_capacity.errors import CapacityError, InputError, RefusedError
+from vllm_capacity.vocabulary import add_meanings
 
 MEDIA_TYPE = "application/problem+json"
 TYPES_AT = "/api/v1/problems/"
@@ -59,12 +60,12 @@ KINDS = {
 class Problem(BaseModel):
     """RFC 9457, with the members that some kinds add."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=add_meanings)
 
     type: str = Field(description="Address of an explanation of this kind of problem.")
-    title: str
+    title: str = Field(description="The kind in words.")
     status: int
-    detail: str
+    detail: str = Field(description="The sentence that the command would print.")
     instance: str | None = Field(default=None, description="The path that was asked.")
 
 

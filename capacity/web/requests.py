@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from vllm_capacity.errors import InputError
+from vllm_capacity.vocabulary import add_meanings
 from vllm_capacity.web.settings import WebSettings
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class HubNotAllowedError(InputError):
 class _Request(BaseModel):
     """What `plan` and `size` have in common: the model, vLLM's flags and the release."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=add_meanings)
 
     model: Name | None = Field(
         default=None,
@@ -121,37 +122,36 @@ class PlanRequest(_Request):
         default=None, description='Free at start-up where others use the GPU too: "60GiB".'
     )
     used_memory: Short | None = Field(default=None, description="Used by others at start-up.")
-    concurrency: Count | None = Field(
-        default=None, description="Do this many requests of max_model_len fit at once?"
-    )
+    concurrency: Count | None = None
     suggestions: bool = Field(default=True, description="Plan single changes too and report those that help.")
 
 
 class SizeRequest(_Request):
     """Which GPUs hold a model and a load: the options of `vllm-capacity size`, without those that read files."""
 
-    concurrency: Count | None = Field(default=None, description="Requests of max_model_len tokens at once.")
-    prompt_tokens: Count | None = Field(default=None, description="Workload: mean prompt length.")
-    prompt_p95: Count | None = Field(default=None, description="Its 95th percentile. Default: the mean.")
-    output_tokens: Count | None = Field(default=None, description="Workload: mean output length.")
-    output_p95: Count | None = Field(default=None, description="Its 95th percentile. Default: the mean.")
-    concurrent_users: Count | None = Field(default=None, description="Workload: requests in flight at once.")
-    prefix_share: float = Field(
-        default=0.0, ge=0, le=1, description="Share of each prompt that all have in common."
-    )
+    concurrency: Count | None = None
+    prompt_tokens: Count | None = None
+    prompt_p95: Count | None = None
+    output_tokens: Count | None = None
+    output_p95: Count | None = None
+    concurrent_users: Count | None = None
+    prefix_share: float = Field(default=0.0, ge=0, le=1)
     gpus: list[Name] = Field(
         default_factory=list, max_length=200, description="Only these GPUs. Default: the whole catalogue."
     )
-    vendor: Literal["nvidia", "amd"] | None = None
+    vendor: Literal["nvidia", "amd"] | None = Field(default=None, description="Only this vendor's GPUs.")
     nodes: list[Name] = Field(
         default_factory=list, max_length=200, description='Boxes to buy whole: "h100x8".'
     )
-    gpus_per_node: Positive | None = Field(default=None, description="Buy any GPU in boxes of so many.")
-    max_gpus: Positive = Field(default=16, description="Most GPUs of one replica.")
+    gpus_per_node: Positive | None = None
+    max_gpus: Positive = 16
     variants: bool = Field(
         default=True, description="Consider the model's quantised variants in the catalogue too."
     )
-    sort: Literal["gpus", "headroom", "tokens"] = "gpus"
+    sort: Literal["gpus", "headroom", "tokens"] = Field(
+        default="gpus",
+        description="What rows are sorted by: fewest GPUs, most headroom, most KV cache tokens.",
+    )
     show_all: bool = Field(
         default=False, description="Also a quantised cache or model where nothing is gained by it."
     )
@@ -164,7 +164,7 @@ class SizeRequest(_Request):
 class ExplainRequest(BaseModel):
     """What is known beside a log."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=add_meanings)
 
     model: Name | None = Field(default=None, description="Where the log does not name it.")
     gpu: Name | None = Field(default=None, description="Where the log leaves it open.")

@@ -73,7 +73,7 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["remedies"][0]["spare_bytes"] >= 0
     assert data["start"]["version"] == "0.19.0"
     assert data["start"]["processes"]["EngineCore"]["activation_peak_gib"] == 2.87
-    assert any(row["name"] == "KV cache tokens" for row in data["predicted"])
+    assert any(row["name"] == "kv_cache_size_tokens" for row in data["predicted"])
 
 
 def test_what_the_log_leaves_open_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -218,16 +218,14 @@ def test_json_keeps_its_schema_and_its_sums(
         accounts: dict[str, int] = {}
         for t in rank["terms"]:
             accounts[t["account"]] = accounts.get(t["account"], 0) + t["bytes"]
-            assert t["low"] <= t["bytes"] <= t["high"], t["name"]
+            assert t["low_bytes"] <= t["bytes"] <= t["high_bytes"], t["name"]
             assert t["source"] or not t["bytes"], t["name"]
         assert accounts["weights"] == rank["weights_bytes"]
         assert accounts["activation"] == rank["activation_peak_bytes"]
         assert accounts["non_torch"] == rank["non_torch_bytes"]
-        assert accounts.get("cuda_graphs", 0) == rank["cuda_graph_actual_bytes"]
+        assert accounts.get("cuda_graphs", 0) == rank["graph_actual_bytes"]
         inside = sum(accounts.get(a, 0) for a in ("weights", "activation", "non_torch", "runner_buffers"))
-        assert (
-            rank["available_kv_bytes"] == rank["requested_bytes"] - inside - rank["cuda_graph_applied_bytes"]
-        )
+        assert rank["available_kv_bytes"] == rank["requested_bytes"] - inside - rank["graph_applied_bytes"]
 
 
 @pytest.mark.parametrize("arguments", VARIETY)
@@ -273,7 +271,7 @@ def test_the_headline_is_what_vllm_will_print(
     monkeypatch.setenv("COLUMNS", "160")
     kv = json_of(capsys, "--model", LLAMA, "--gpu", "H200")["kv_cache"]
     run(plan("--model", LLAMA, "--gpu", "H200"))
-    line = f"GPU KV cache size: {kv['tokens']:,} tokens, Maximum concurrency for 131,072 tokens per request: "
+    line = f"GPU KV cache size: {kv['size_tokens']:,} tokens, Maximum concurrency for 131,072 tokens per request: "
     assert f"{line}{kv['max_concurrency']:.2f}x" in capsys.readouterr().out
 
 
@@ -285,7 +283,10 @@ def test_suggestions_do_what_they_promise(capsys: pytest.CaptureFixture[str]):
         changed = json_of(capsys, *arguments, *suggestion["flags"])
         effect = suggestion["effect"]
         assert effect["starts"] == (changed["verdict"]["status"] == "starts")
-        assert effect["tokens_delta"] == changed["kv_cache"]["tokens"] - base["kv_cache"]["tokens"]
+        assert (
+            effect["kv_cache_size_tokens_delta"]
+            == changed["kv_cache"]["size_tokens"] - base["kv_cache"]["size_tokens"]
+        )
         before = min(rank["available_kv_bytes"] for rank in base["ranks"])
         after = min(rank["available_kv_bytes"] for rank in changed["ranks"])
         assert effect["available_kv_bytes_delta"] == after - before
@@ -295,9 +296,12 @@ def test_the_least_utilisation_is_the_least(capsys: pytest.CaptureFixture[str]):
     arguments = ("--model", LLAMA, "--gpu", "H200", "--concurrency", "3")
     answer = json_of(capsys, *arguments)["verdict"]["concurrency"]
     assert answer["fits"]
-    at = json_of(capsys, *arguments, "--gpu-memory-utilization", str(answer["min_utilization"]))
+    at = json_of(capsys, *arguments, "--gpu-memory-utilization", str(answer["min_gpu_memory_utilization"]))
     below = json_of(
-        capsys, *arguments, "--gpu-memory-utilization", str(round(answer["min_utilization"] - 0.0001, 4))
+        capsys,
+        *arguments,
+        "--gpu-memory-utilization",
+        str(round(answer["min_gpu_memory_utilization"] - 0.0001, 4)),
     )
     assert at["verdict"]["concurrency"]["fits"]
     assert not below["verdict"]["concurrency"]["fits"]

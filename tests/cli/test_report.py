@@ -84,7 +84,7 @@ def test_other_output_is_as_without_a_report(capsys: pytest.CaptureFixture[str])
     assert run([*words, "--report", "page.html"]) == 0
     assert capsys.readouterr().out == alone
     document = json.loads(alone)
-    assert Page(Path("page.html").read_text()).key_numbers["KV cache"] == document["kv_cache"]["tokens"]
+    assert Page(Path("page.html").read_text()).key_numbers["KV cache"] == document["kv_cache"]["size_tokens"]
 
 
 # -- what must not be on a page

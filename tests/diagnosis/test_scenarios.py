@@ -176,7 +176,7 @@ def test_the_last_start_counts() -> None:
     diagnosis, _ = answer("crash_loop.log")
     assert diagnosis.start_count == 3
     assert diagnosis.finding is not None
-    assert diagnosis.finding.figures["free_at_start_gib"] == 62.0
+    assert diagnosis.finding.figures["free_gib"] == 62.0
 
 
 _BUDGET = re.compile(

@@ -19,11 +19,11 @@ FIELDS = {
     "compute_capability": list,
     "num_sms": int,
     "cuda_total_bytes": int,
-    "cuda_total_low": int,
-    "cuda_total_high": int,
+    "cuda_total_low_bytes": int,
+    "cuda_total_high_bytes": int,
     "nvml_total_bytes": int,
     "derived": bool,
-    "bandwidth_bytes_per_s": int,
+    "bandwidth_bytes_per_second": int,
     "nvlink": bool,
     "integrated": bool,
     "power_watts": int,
@@ -95,7 +95,7 @@ def test_the_gpus_people_ask_for_are_there() -> None:
 
 def test_totals_are_ordered() -> None:
     for device in list_devices():
-        low, high = device.cuda_total_low, device.cuda_total_high
+        low, high = device.cuda_total_low_bytes, device.cuda_total_high_bytes
         assert low is not None
         assert high is not None
         assert 0 < low <= device.cuda_total_bytes <= high <= device.nvml_total_bytes, device.name

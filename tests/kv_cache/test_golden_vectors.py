@@ -89,14 +89,14 @@ def test_blocks_tokens_and_concurrency_of_0_26_0(
     assert [len(group.layers) for group in result.groups] == layers
     assert result.bytes_per_block == block_bytes
     assert result.num_blocks == blocks
-    assert result.tokens == tokens
+    assert result.size_tokens == tokens
     assert round(result.max_concurrency, 3) == concurrency
     assert result.stages[0].request_bytes == needed
 
 
 def test_decode_context_parallel_doubles_the_printed_tokens() -> None:
     result = plan(LLAMA_8B, dcp=2)
-    assert (result.num_blocks, result.tokens, result.max_concurrency) == (51200, 1638400, 12.5)
+    assert (result.num_blocks, result.size_tokens, result.max_concurrency) == (51200, 1638400, 12.5)
     assert result.stages[0].request_bytes == 8589934592
 
 
@@ -115,7 +115,7 @@ def test_other_releases(
     release: str, specs: list[KVCacheSpec], blocks: int, tokens: int, concurrency: float, needed: int
 ) -> None:
     result = plan(specs, release=release)
-    assert (result.num_blocks, result.tokens) == (blocks, tokens)
+    assert (result.num_blocks, result.size_tokens) == (blocks, tokens)
     assert result.max_concurrency == pytest.approx(concurrency, abs=5e-3)
     assert result.stages[0].request_bytes == needed
 
@@ -125,7 +125,7 @@ def test_0_19_0_prints_blocks_per_group_but_concurrency_of_the_whole_pool() -> N
     specs: list[KVCacheSpec] = GEMMA_3_27B
     page = GEMMA_3_27B[0].page_size_bytes
     result = plan(specs, 15998 * 10 * page, "0.19.0", max_model_len=8192)
-    assert (result.num_blocks, len(result.groups), result.tokens) == (15998, 7, 36560)
+    assert (result.num_blocks, len(result.groups), result.size_tokens) == (15998, 7, 36560)
     assert f"{result.max_concurrency:.2f}" == "4.46"
 
 

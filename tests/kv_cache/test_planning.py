@@ -111,7 +111,7 @@ def test_sliding_windows_refuse_decode_context_parallelism() -> None:
 
 def test_attention_free_models_get_one_block() -> None:
     result = plan([], GIB)
-    assert (result.num_blocks, result.tokens, result.groups) == (1, 0, ())
+    assert (result.num_blocks, result.size_tokens, result.groups) == (1, 0, ())
 
 
 def test_the_number_of_memory_sizes_must_fit_the_stages() -> None:
@@ -158,7 +158,7 @@ def test_more_memory_never_gives_less(
     less = plan(specs, available, release, max_model_len=length, cudagraph_mode="NONE")
     more = plan(specs, available + extra, release, max_model_len=length, cudagraph_mode="NONE")
     assert more.num_blocks >= less.num_blocks
-    assert more.tokens >= less.tokens
+    assert more.size_tokens >= less.size_tokens
     assert more.pool_tokens >= less.pool_tokens
     assert (less.refusal is None) <= (more.refusal is None)
 

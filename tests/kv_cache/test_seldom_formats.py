@@ -101,7 +101,12 @@ def test_the_states_of_deepseek_v4_are_sums_of_keys_and_scores_in_fp32() -> None
 
 def test_a_model_without_a_cache_asks_for_no_block() -> None:
     free = plan(KVLayers(runs=(), layer_index=(), block_size=16))
-    assert (free.num_blocks, free.blocks_per_request, free.tokens, free.max_concurrency) == (1, 0, 0, 0.0)
+    assert (free.num_blocks, free.blocks_per_request, free.size_tokens, free.max_concurrency) == (
+        1,
+        0,
+        0,
+        0.0,
+    )
 
 
 def test_windows_beside_full_attention_of_the_same_size_stay_apart() -> None:

@@ -23,18 +23,18 @@ TABLE_ROWS = {"pub-067", "pub-069", "pub-072", "pub-073", "pub-186"}
 """A row of numbers whose column heads are not quoted: no reader can tell what they are."""
 SEVERAL_RUNS = {
     # one sentence about several runs: the first (or least) is read, the others cannot be told apart
-    "pub-085": {"kv_tokens"},
-    "pub-086": {"kv_tokens"},
-    "pub-087": {"kv_tokens"},
-    "pub-150": {"kv_tokens", "max_concurrency"},
-    "pub-151": {"kv_tokens", "max_concurrency"},
+    "pub-085": {"kv_cache_size_tokens"},
+    "pub-086": {"kv_cache_size_tokens"},
+    "pub-087": {"kv_cache_size_tokens"},
+    "pub-150": {"kv_cache_size_tokens", "max_concurrency"},
+    "pub-151": {"kv_cache_size_tokens", "max_concurrency"},
     "pub-025": {"activation_peak_gib"},  # two ranks of a pipeline without their prefixes
 }
 
 SAME = {
     "graph_gib": ("graph_actual_gib", "graph_capture_gib"),
-    "weights_gib": ("weights_gib", "model_loading_gib"),
-    "model_loading_gib": ("model_loading_gib", "weights_gib"),
+    "profiled_weights_gib": ("profiled_weights_gib", "weights_gib"),
+    "weights_gib": ("weights_gib", "profiled_weights_gib"),
     "available_kv_gib": ("available_kv_gib", "kv_in_use_gib"),
 }
 """One quantity that different lines print under different names."""
@@ -127,8 +127,8 @@ def test_torch_message_is_read_whole() -> None:
     assert start is not None
     values = start.failures[0].values
     assert values["tried_bytes"] == 786 * 2**20
-    assert values["free_bytes"] == round(552.5 * 2**20)
-    assert values["total_bytes"] == round(79.19 * 2**30)
+    assert values["free_at_failure_bytes"] == round(552.5 * 2**20)
+    assert values["cuda_total_bytes"] == round(79.19 * 2**30)
     assert values["process_bytes"] == round(78.64 * 2**30)
     assert values["allocated_bytes"] == round(74.91 * 2**30)
 
@@ -139,6 +139,6 @@ def test_plain_allocator_message_is_read_whole() -> None:
     assert start is not None
     assert start.failures[0].values == {
         "tried_bytes": 2097152,
-        "free_bytes": 2031616,
-        "total_bytes": 23661248512,
+        "free_at_failure_bytes": 2031616,
+        "cuda_total_bytes": 23661248512,
     }

@@ -65,12 +65,17 @@ def test_every_number_of_the_json_document_is_on_the_page(case: str):
         wanted |= {rank["requested_bytes"], rank["available_kv_bytes"], rank["device_used_bytes"]}
         wanted |= {term["bytes"] for term in rank["terms"]}
     if document["kv_cache"]["groups"]:
-        wanted |= {document["kv_cache"]["tokens"], document["kv_cache"]["max_concurrency"]}
+        wanted |= {document["kv_cache"]["size_tokens"], document["kv_cache"]["max_concurrency"]}
         verdict = document["verdict"]
-        wanted |= {verdict[key] for key in ("max_model_len_that_fits", "min_utilization") if verdict[key]}
-    wanted.add(document["verdict"]["max_utilization"])
+        wanted |= {
+            verdict[key] for key in ("max_model_len_that_fits", "min_gpu_memory_utilization") if verdict[key]
+        }
+    wanted.add(document["verdict"]["max_gpu_memory_utilization"])
     for suggestion in document["verdict"]["suggestions"]:
-        wanted |= {suggestion["effect"]["available_kv_bytes_delta"], suggestion["effect"]["tokens_delta"]}
+        wanted |= {
+            suggestion["effect"]["available_kv_bytes_delta"],
+            suggestion["effect"]["kv_cache_size_tokens_delta"],
+        }
     wanted |= {document["host"]["shared_memory_bytes"], document["host"]["checkpoint_bytes"]}
     assert wanted - page(case).values == set()
 
@@ -85,9 +90,9 @@ def test_key_numbers_stand_under_their_names(case: str):
     if not document["kv_cache"]["groups"]:
         assert shown.keys() == {"--gpu-memory-utilization", "In use once up"}
         return
-    assert shown["KV cache"] == document["kv_cache"]["tokens"]
+    assert shown["KV cache"] == document["kv_cache"]["size_tokens"]
     assert shown["Concurrency"] == document["kv_cache"]["max_concurrency"]
-    assert shown.get("Largest context that fits", 0) == (document["verdict"]["max_model_len_that_fits"] or 0)
+    assert shown.get("Largest max_model_len", 0) == (document["verdict"]["max_model_len_that_fits"] or 0)
     assert shown["Available for the KV cache"] == tightest["available_kv_bytes"]
 
 
@@ -178,7 +183,9 @@ def test_the_curve_is_drawn_and_written_point_by_point(case: str):
         assert "Concurrency against context" not in [text(h) for h in page(case).all("h2")]
         return
     rows = page(case).table("Every point of the chart")[1:]
-    assert [(row[0], row[2]) for row in rows] == [(f"{p.max_model_len:,}", f"{p.tokens:,}") for p in points]
+    assert [(row[0], row[2]) for row in rows] == [
+        (f"{p.max_model_len:,}", f"{p.kv_cache_size_tokens:,}") for p in points
+    ]
     assert [row[1] for row in rows] == [f"{p.max_concurrency:,.2f}" for p in points]
     assert all(
         row[3].startswith(p.status.value.replace("_", " ")) for row, p in zip(rows, points, strict=True)
@@ -257,7 +264,7 @@ def test_what_to_change_has_flags_and_computed_effects(case: str):
     for row, s in zip(rows, suggestions, strict=True):
         assert row[0] == f"{' '.join(s.flags)} {s.change}"
         assert row[1] == ("starts" if s.effect.starts else "still does not start")
-        assert row[3] == f"{s.effect.tokens_delta:+,}".replace("-", "−")
+        assert row[3] == f"{s.effect.kv_cache_size_tokens_delta:+,}".replace("-", "−")
 
 
 def test_the_sum_of_the_budget_is_the_one_of_vllm():

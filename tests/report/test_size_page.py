@@ -22,11 +22,11 @@ def test_every_number_of_the_rows_is_on_the_page():
     document = answer_to_dict(sized())
     wanted: set[float] = {document["demand"]["sequences"], document["demand"]["longest_tokens"]}
     for row in document["rows"][:SHOWN]:
-        wanted |= {row["sequences"], row["headroom"], row["kv_tokens"], row["power_watts"]}
+        wanted |= {row["sequences"], row["headroom"], row["total_kv_cache_size_tokens"], row["power_watts"]}
         wanted.add(row["decode_tokens_per_second_ceiling"])
     first = document["rows"][0]
     wanted |= {
-        first[key] for key in ("engine_tokens", "engine_max_concurrency", "margin_bytes_per_gpu", "gpus_used")
+        first[key] for key in ("kv_cache_size_tokens", "max_concurrency", "margin_bytes_per_gpu", "gpus_used")
     }
     wanted |= {term.n_bytes for rank in sized().rows[0].plan.ranks for term in rank.terms}
     assert wanted - sized_page().values == set()

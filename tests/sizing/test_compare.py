@@ -22,8 +22,8 @@ def test_two_releases_differ_by_what_their_plans_differ(capsys: pytest.CaptureFi
     tokens = []
     for version in ("0.26.0", "0.33.0"):
         run(["plan", "--json", "--no-suggestions", "--vllm-version", version, *MODEL, "--gpu", "H100"])
-        tokens.append(json.loads(capsys.readouterr().out)["kv_cache"]["tokens"])
-    row = found["result", "KV cache tokens"]
+        tokens.append(json.loads(capsys.readouterr().out)["kv_cache"]["size_tokens"])
+    row = found["result", "kv_cache_size_tokens"]
     assert [row["a"], row["b"]] == tokens
     assert row["difference"] == tokens[1] - tokens[0]
 
@@ -31,8 +31,10 @@ def test_two_releases_differ_by_what_their_plans_differ(capsys: pytest.CaptureFi
 def test_the_budget_difference_is_the_sum_of_its_parts(capsys: pytest.CaptureFixture[str]):
     found = rows(capsys, "--gpu H100 --tp 2", "--gpu H200", *MODEL)
     change = {name: row["difference"] for (group, name), row in found.items() if group == "budget"}
-    parts = ("weights", "activation", "non_torch", "runner_buffers", "graph estimate")
-    assert change["available for KV cache"] == change["requested"] - sum(change[name] for name in parts)
+    parts = ("weights", "activation_peak", "non_torch", "runner_buffers", "graph_applied")
+    assert change["available_kv_bytes"] == change["requested_bytes"] - sum(
+        change[f"{name}_bytes"] for name in parts
+    )
 
 
 def test_a_refused_side_shows_its_reason(capsys: pytest.CaptureFixture[str]):

@@ -55,7 +55,7 @@ def test_a_plan_is_a_stacked_bar_with_the_share_requested(tmp_path: Path, capsys
     plan: dict[str, Any] = json.loads(capsys.readouterr().out)
     shown = texts(path)
     assert GPT_OSS in shown
-    assert f"{plan['kv_cache']['tokens']:,} tokens" in shown
+    assert f"{plan['kv_cache']['size_tokens']:,} tokens" in shown
     assert "requested share (0.92)" in shown
     for component in ("weights", "KV cache", "NCCL", "CUDA graphs"):
         assert component in shown
@@ -103,7 +103,7 @@ def test_curves_pass_through_the_rows(tmp_path: Path):
     report = answered(*WORDS)
     for row, curve in zip(report.rows, context_curves(report.question, report.rows), strict=True):
         at = curve.lengths.index(32768)
-        assert curve.tokens[at] == row.kv_tokens
+        assert curve.tokens[at] == row.total_kv_cache_size_tokens
         assert curve.sequences[at] == row.sequences
         assert list(curve.sequences) == sorted(curve.sequences, reverse=True)
     path = tmp_path / "size.svg"

@@ -100,7 +100,7 @@ def test_each_row_equals_plan_with_the_same_flags(load: str, capsys: pytest.Capt
         )
         plan = json.loads(capsys.readouterr().out)
         assert code == 0
-        assert plan["kv_cache"]["tokens"] == row.plan.kv_cache.tokens
+        assert plan["kv_cache"]["size_tokens"] == row.plan.kv_cache.size_tokens
         assert plan["kv_cache"]["max_concurrency"] == row.plan.kv_cache.max_concurrency
         assert plan["kv_cache"]["num_blocks"] == row.plan.kv_cache.num_blocks
         assert len(plan["ranks"]) == row.layout.gpus

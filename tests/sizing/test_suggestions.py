@@ -37,6 +37,7 @@ def test_a_suggestion_applied_gives_what_it_promises(name: str, capsys: pytest.C
         effect = suggestion["effect"]
         assert (after["verdict"]["status"] == "starts") == effect["starts"], suggestion
         assert available(after) - available(before) == effect["available_kv_bytes_delta"], suggestion
-        assert after["kv_cache"]["tokens"] - before["kv_cache"]["tokens"] == effect["tokens_delta"], (
-            suggestion
-        )
+        assert (
+            after["kv_cache"]["size_tokens"] - before["kv_cache"]["size_tokens"]
+            == effect["kv_cache_size_tokens_delta"]
+        ), suggestion

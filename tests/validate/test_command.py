@@ -66,10 +66,10 @@ def test_one_run_is_recorded_compared_and_judged(
     measured = run_engine(request, settings)
     planned(plan_for(measured, kv_factor=1.01))
     assert validate(*engine_flags(request), "--requests", "0") == 0
-    assert "kv tokens +1.00 %, within 3 %" in capsys.readouterr().out
+    assert "KV cache tokens +1.00 %, within 3 %" in capsys.readouterr().out
     assert validate(*engine_flags(request), "--tolerance", "0.5", "--json") == 1
     shown = json.loads(capsys.readouterr().out)
-    assert shown["rows"][0]["name"] == "kv_tokens"
+    assert shown["rows"][0]["name"] == "kv_cache_size_tokens"
     records = read_records(Path("records.jsonl"))
     assert [r.status.value for r in records] == ["ok", "ok"]
     assert records[0].request.flags == {"max_num_batched_tokens": 2048, "max_num_seqs": 64}
@@ -169,7 +169,7 @@ def test_replay_compares_recorded_runs_again_without_a_gpu(
     append_record(tmp_path / "r.jsonl", record)
     planned(plan_for(record, kv_factor=0.9))
     assert run(["validate", "--replay", str(tmp_path / "r.jsonl")]) == 1
-    assert "kv tokens -10.00 %" in capsys.readouterr().out
+    assert "KV cache tokens -10.00 %" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("gpus")

@@ -27,9 +27,9 @@ def plan_for(record: RunRecord, *, kv_factor: float = 1.0, status: str = "starts
                 "weights_bytes": rank.model_memory_usage,
                 "activation_peak_bytes": result["torch_peak_increase"],
                 "non_torch_bytes": result["non_torch_increase"],
-                "cuda_graph_estimate_bytes": 0,
-                "cuda_graph_applied_bytes": 0,
-                "cuda_graph_actual_bytes": 0,
+                "graph_estimate_bytes": 0,
+                "graph_applied_bytes": 0,
+                "graph_actual_bytes": 0,
                 "available_kv_bytes": int(rank.profiling.returned * kv_factor),
                 "device_used_bytes": 1,
                 "terms": [
@@ -45,9 +45,12 @@ def plan_for(record: RunRecord, *, kv_factor: float = 1.0, status: str = "starts
         )
     return {
         "gpu": {"name": "H200", "compute_capability": "9.0", "cuda_total_bytes": 150_109_880_320},
-        "engine": {"tensor_parallel_size": len(ranks), "runner": "V2"},
+        "engine": {"tensor_parallel_size": len(ranks), "model_runner": "V2"},
         "ranks": ranks,
-        "kv_cache": {"tokens": int((record.printed.kv_tokens or 0) * kv_factor), "num_blocks": 57_537},
+        "kv_cache": {
+            "size_tokens": int((record.printed.kv_cache_size_tokens or 0) * kv_factor),
+            "num_blocks": 57_537,
+        },
         "verdict": {"status": status, "reason": None},
     }
 
@@ -59,7 +62,7 @@ def recorded(make_request: Callable[..., RunRequest], settings: RunnerSettings) 
 
 def test_rows_hold_predicted_measured_and_error_with_kv_tokens_on_top(recorded: RunRecord) -> None:
     found = compare(plan_for(recorded, kv_factor=0.99), recorded)
-    assert found.rows[0].name == "kv_tokens"
+    assert found.rows[0].name == "kv_cache_size_tokens"
     assert found.rows[0].measured == 920_592
     assert found.rows[0].relative == pytest.approx(-0.01, abs=1e-4)
     weights = found.row("weights", 0)
@@ -72,7 +75,7 @@ def test_rows_hold_predicted_measured_and_error_with_kv_tokens_on_top(recorded: 
         r.engine_name for r in found.rows
     }
     text = table(found)
-    assert text.index("kv_tokens") < text.index("weights")
+    assert text.index("KV cache tokens") < text.index("weights")
     assert json.loads(json.dumps(found.as_json()))["rows"][0]["relative_error"] == pytest.approx(
         -0.01, abs=1e-4
     )

@@ -64,3 +64,21 @@ def test_unknown_schema_versions_and_fields_are_refused() -> None:
 def test_the_gpus_of_a_request_are_the_product_of_its_parallel_sizes() -> None:
     flags = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "data_parallel_size": 2}
     assert RunRequest(name="a", model="m", flags=flags).gpus == 8
+
+
+def test_records_of_before_1_0_0_are_read_under_todays_names() -> None:
+    """A record of the test data with the keys that it was written with."""
+    new = (
+        (Path(__file__).parents[1] / "data" / "records" / "h200_vllm_0.26.0.jsonl")
+        .read_text()
+        .splitlines()[0]
+    )
+    old = new.replace('"size_tokens":', '"tokens":').replace('"kv_cache_size_tokens":', '"kv_tokens":')
+    for key in ("graph_estimate_bytes", "graph_applied_bytes", "graph_actual_bytes"):
+        old = old.replace(f'"{key}":', f'"cuda_{key}":')
+    for key in ("min", "max"):
+        old = old.replace(f'"{key}_gpu_memory_utilization":', f'"{key}_utilization":')
+    old = old.replace('"model_runner":', '"runner":')
+    old = old.replace('"low_bytes":', '"low":').replace('"high_bytes":', '"high":')
+    assert old != new
+    assert parse_record(old) == parse_record(new)

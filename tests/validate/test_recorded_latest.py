@@ -53,7 +53,7 @@ def error(found: Comparison, name: str) -> int:
 def test_all_runs_of_the_session_are_kept_and_came_up() -> None:
     assert [run.status for run in RUNS] == [RunStatus.OK] * 8
     assert {run.versions["vllm"] for run in RUNS} == {"0.33.0"}
-    assert {run.ranks[0].runner for run in RUNS} == {"V2"}
+    assert {run.ranks[0].model_runner for run in RUNS} == {"V2"}
 
 
 @EACH
@@ -99,9 +99,9 @@ def test_pages_blocks_and_tokens_follow_from_the_memory(run: RunRecord) -> None:
         g["page_size_bytes"] for g in cache["groups"]
     ]
     if run.name in EQUAL:
-        assert [error(found, name) for name in ("available_kv", "num_blocks", "kv_tokens", "kv_cache")] == [
-            0
-        ] * 4
+        assert [
+            error(found, name) for name in ("available_kv", "num_blocks", "kv_cache_size_tokens", "kv_cache")
+        ] == [0] * 4
     else:
         assert abs(error(found, "available_kv")) <= 2 * MIB
         assert abs(error(found, "num_blocks")) <= 1

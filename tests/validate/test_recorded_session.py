@@ -66,8 +66,8 @@ def test_the_plan_of_this_version_meets_what_was_measured(run: RunRecord) -> Non
         if row.name == "activation_peak":
             assert row.error == 0
         if row.name == "available_kv":
-            assert found.device_bytes
-            assert abs(row.error) <= 0.0005 * found.device_bytes
+            assert found.cuda_total_bytes
+            assert abs(row.error) <= 0.0005 * found.cuda_total_bytes
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_blocks_pages_and_tokens_follow_from_the_bytes_that_vllm_had(run: RunRec
     if run.request.flags.get("pipeline_parallel_size", 1) == 1:
         assert sorted(planned) == sorted(groups)
         assert plan["kv_cache"]["num_blocks"] == cache["num_blocks"]
-        if run.printed.kv_tokens is not None:
-            assert plan["kv_cache"]["tokens"] == run.printed.kv_tokens
+        if run.printed.kv_cache_size_tokens is not None:
+            assert plan["kv_cache"]["size_tokens"] == run.printed.kv_cache_size_tokens
 
 
 def test_replay_says_how_far_each_run_was_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,8 +130,8 @@ def test_a_second_start_finds_its_kernels_and_the_plan_says_what_it_gets(
     assert plan["ranks"][0]["activation_peak_bytes"] == first
     assert plan["ranks"][0]["activation_peak_warm_bytes"] == then
     cache, block = plan["kv_cache"], plan["kv_cache"]["block_size"]
-    assert abs(cache["tokens"] - (cold.printed.kv_tokens or 0)) <= block
-    assert abs(cache["second_start_tokens"] - (warm.printed.kv_tokens or 0)) <= block
+    assert abs(cache["size_tokens"] - (cold.printed.kv_cache_size_tokens or 0)) <= block
+    assert abs(cache["second_start_size_tokens"] - (warm.printed.kv_cache_size_tokens or 0)) <= block
     row = compare(plan, warm).row("activation_peak")
     assert row is not None
     assert row.error == 0

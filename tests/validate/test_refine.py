@@ -105,7 +105,7 @@ def predict(record: RunRecord, known: Calibration) -> dict[str, Any]:
         )
     return {
         "gpu": {"name": "H200", "compute_capability": "9.0", "cuda_total_bytes": TOTAL},
-        "engine": {"tensor_parallel_size": tp, "runner": "V2"},
+        "engine": {"tensor_parallel_size": tp, "model_runner": "V2"},
         "ranks": [
             {
                 "rank": 0,

@@ -45,8 +45,8 @@ def test_a_run_records_what_the_workers_measured(
     assert rank.profiling.available_kv_cache_memory_bytes == expected["available_kv"] == 120_664_751_207
     assert rank.kv_cache is not None
     assert rank.kv_cache["num_blocks"] == 57_537
-    assert rank.runner == "V2"
-    assert record.printed.kv_tokens == 57_537 * 16
+    assert rank.model_runner == "V2"
+    assert record.printed.kv_cache_size_tokens == 57_537 * 16
     assert record.requests_done is not None
     assert record.requests_done["generated"] == 6
     assert {

@@ -107,7 +107,7 @@ def test_every_option_of_the_command_line_has_its_member(
         "vllm_version": "0.27.0", "flags": {"max_model_len": 8192},
     }  # fmt: skip
     document = server.plan(**body).json()
-    assert document["verdict"]["concurrency"]["requested"] == 4
+    assert document["verdict"]["concurrency"]["asked"] == 4
     assert document == on_command_line(
         capsys, "plan", "--model", LLAMA, "--gpu-memory", "24GiB", "--compute-capability", "8.9", "--used-memory", "1GiB",
         "--usage", "offline", "--concurrency", "4", "--no-suggestions", "--env", "VLLM_USE_V2_MODEL_RUNNER=0",

@@ -54,8 +54,8 @@ def to_dict(run: DryRun) -> dict[str, Any]:
             "message": run.refusal
             or ("" if run.kv_cache else "not every pipeline stage was run: --ranks ends does"),
             "max_model_len_that_fits": None,
-            "min_utilization": None,
-            "max_utilization": None,
+            "min_gpu_memory_utilization": None,
+            "max_gpu_memory_utilization": None,
             "suggestions": [],
             "concurrency": None,
         },
@@ -106,7 +106,8 @@ def _reason(refusal: str) -> str | None:
 def _engine(run: DryRun, first: Any) -> dict[str, Any]:
     parallel = run.parallel
     return {
-        **first["resolved"],
+        **{key: value for key, value in first["resolved"].items() if key != "runner"},
+        "model_runner": first["resolved"]["runner"],
         "usage": run.args.usage,
         "tensor_parallel_size": parallel.tp,
         "pipeline_parallel_size": parallel.pp,
@@ -134,9 +135,9 @@ def _rank(run: DryRun, rank: RankRun) -> dict[str, Any]:
         "activation_peak_warm_bytes": budget.totals[Account.ACTIVATION],
         "non_torch_bytes": budget.totals[Account.NON_TORCH],
         "runner_buffers_bytes": budget.totals[Account.RUNNER_BUFFERS],
-        "cuda_graph_estimate_bytes": budget.graph_estimate_bytes,
-        "cuda_graph_applied_bytes": budget.graph_applied_bytes,
-        "cuda_graph_actual_bytes": budget.totals[Account.CUDA_GRAPHS],
+        "graph_estimate_bytes": budget.graph_estimate_bytes,
+        "graph_applied_bytes": budget.graph_applied_bytes,
+        "graph_actual_bytes": budget.totals[Account.CUDA_GRAPHS],
         "available_kv_bytes": budget.available_kv_bytes,
         "available_kv_low_bytes": budget.available_low,
         "available_kv_high_bytes": budget.available_high,
@@ -145,7 +146,7 @@ def _rank(run: DryRun, rank: RankRun) -> dict[str, Any]:
         "terms": [
             {
                 "name": t.name, "component": t.component.value, "allocator": t.allocator.value, "lifetime": t.lifetime.value,
-                "account": account_of(t, run.release).value, "bytes": t.n_bytes, "low": t.low, "high": t.high,
+                "account": account_of(t, run.release).value, "bytes": t.n_bytes, "low_bytes": t.low, "high_bytes": t.high,
                 "formula": t.formula, "values": dict(t.values), "source": t.source, "note": t.note,
             }
             for t in rank.terms
@@ -164,9 +165,9 @@ def _kv_cache(run: DryRun, first: Any) -> dict[str, Any] | None:
     return {
         "num_blocks": kv["num_blocks"],
         "block_size": block,
-        "tokens": kv["tokens"],
+        "size_tokens": kv["tokens"],
         "second_start_num_blocks": kv["num_blocks"],
-        "second_start_tokens": kv["tokens"],
+        "second_start_size_tokens": kv["tokens"],
         "pool_tokens": kv["num_blocks"] * block,
         "max_concurrency": kv["max_concurrency"],
         "marginal_bytes_per_token": run.plan.kv_cache.marginal_bytes_per_token if run.plan else 0,

@@ -14,7 +14,7 @@ RANK_FIGURES = (
     "runner_buffers_bytes",
     "available_kv_bytes",
 )
-KV_FIGURES = ("num_blocks", "block_size", "tokens", "max_concurrency")
+KV_FIGURES = ("num_blocks", "block_size", "size_tokens", "max_concurrency")
 
 
 @dataclass(frozen=True, slots=True)

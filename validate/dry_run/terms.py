@@ -168,7 +168,7 @@ def _activation_bytes(planned: Sequence[MemoryTerm], plan: Plan) -> int:
 def graph_term(n_bytes: int) -> MemoryTerm:
     """The plan's estimate, as the accounting takes it."""
     return term(
-        "cuda_graph_estimate",
+        "graph_estimate",
         Component.CUDA_GRAPHS,
         "estimate",
         lifetime=Lifetime.AFTER_PROFILE,

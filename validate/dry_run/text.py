@@ -19,15 +19,15 @@ def lines(run: Mapping[str, Any], top: int) -> Iterator[str]:
         yield verdict["message"]
     if kv:
         yield (
-            f"GPU KV cache size: {kv['tokens']:,} tokens, "
+            f"GPU KV cache size: {kv['size_tokens']:,} tokens, "
             f"Maximum concurrency for {run['engine']['max_model_len']:,} tokens per request: {kv['max_concurrency']:.2f}x"
         )
         groups = ", ".join(f"{g['layers']} x {g['spec']} ({g['block_size']} tokens)" for g in kv["groups"])
         yield f"{kv['num_blocks']:,} blocks of {kv['block_size']} tokens; groups: {groups}"
     engine = run["engine"]
-    if "runner" in engine:
+    if "model_runner" in engine:
         yield (
-            f"{run['model']['architecture']}, model runner {engine['runner']}, "
+            f"{run['model']['architecture']}, model runner {engine['model_runner']}, "
             f"{engine['max_num_batched_tokens']:,} tokens a batch, "
             f"{engine['max_num_seqs']:,} sequences, {', '.join(engine['attention_backends']) or 'no attention'}"
         )

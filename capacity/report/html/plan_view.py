@@ -211,7 +211,7 @@ def _chart(parts: Sequence[PlanPart]) -> Chart | None:
     plan = parts[0].plan
     across = [(1.0, "one request")]
     if plan.verdict.concurrency:
-        across.append((plan.verdict.concurrency.requested, f"{plan.verdict.concurrency.requested:,} asked"))
+        across.append((plan.verdict.concurrency.asked, f"{plan.verdict.concurrency.asked:,} asked"))
     if len({part.plan.engine.max_num_seqs for part in parts}) == 1:
         across.append((plan.engine.max_num_seqs, f"--max-num-seqs {plan.engine.max_num_seqs:,}"))
     lengths = {part.plan.kv_cache.max_model_len for part in parts}

@@ -96,11 +96,11 @@ def sentence(plan: Plan | RefusedPlan) -> str:
     engines = plan.engine.parallel.dp
     if engines > 1:
         return (
-            f"{vllm} starts {what}: {engines:,} engines, each with a KV cache of {kv.tokens:,} tokens, "
+            f"{vllm} starts {what}: {engines:,} engines, each with a KV cache of {kv.size_tokens:,} tokens, "
             f"{kv.max_concurrency:,.1f} requests of {kv.max_model_len:,} tokens at once."
         )
     return (
-        f"{vllm} starts {what} and keeps a KV cache of {kv.tokens:,} tokens: {kv.max_concurrency:,.1f} requests of "
+        f"{vllm} starts {what} and keeps a KV cache of {kv.size_tokens:,} tokens: {kv.max_concurrency:,.1f} requests of "
         f"{kv.max_model_len:,} tokens at once."
     )
 
@@ -112,11 +112,11 @@ def concurrency_sentence(plan: Plan) -> str:
         return ""
     fits = "fit at once" if asked.fits else "do not fit at once"
     least = (
-        f"the least --gpu-memory-utilization that does it is {asked.min_utilization:.4f}"
-        if asked.min_utilization is not None
+        f"the least --gpu-memory-utilization that does it is {asked.min_gpu_memory_utilization:.4f}"
+        if asked.min_gpu_memory_utilization is not None
         else "no legal --gpu-memory-utilization does it"
     )
-    return f"{asked.requested:,} requests of {plan.kv_cache.max_model_len:,} tokens {fits}; {least}."
+    return f"{asked.asked:,} requests of {plan.kv_cache.max_model_len:,} tokens {fits}; {least}."
 
 
 def between(low: int, high: int) -> str:

@@ -31,7 +31,7 @@ _LAYOUT = (
     _Text("dp", "Data (dp)", "1"),
 )
 _LOAD = (
-    _Text("context", "Context, tokens", "the model's own", "32k, 32K or auto"),
+    _Text("context", "max_model_len, tokens", "the model's own", "32k, 32K or auto"),
     _Text("concurrency", "Requests at once", "not asked"),
 )
 
@@ -74,7 +74,7 @@ class Form:
             self._group("Memory and release")
             with ui.element("div").classes("vc-row"):
                 self._select("kv_dtype", "KV cache dtype", choices.kv_dtypes(state.release))
-                self._text(_Text("utilisation", "Memory utilisation", "vLLM's default"), "inputmode=decimal")
+                self._text(_Text("utilisation", "Utilisation", "vLLM's default"), "inputmode=decimal")
             self._select("release", "vLLM release", choices.releases())
             self._area("flags", "Engine flags", "--max-num-seqs 256 --enforce-eager", rows=2,
                        hint="As after vllm serve MODEL, or a whole command")  # fmt: skip

@@ -12,7 +12,7 @@ from vllm_capacity.web.page.pieces import button, card, copy_handler, html, on_d
 CARDS = {
     "bars": ("Memory of each GPU", ""),
     "advice": ("What a single change does", ""),
-    "curve": ("Requests at once against context", ""),
+    "curve": ("Concurrency against max_model_len", ""),
     "ledger": ("Ledger", "Every byte of it. Open a term for its formula, its numbers and its source."),
     "basis": ("What this rests on", ""),
 }

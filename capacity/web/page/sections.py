@@ -14,6 +14,7 @@ from vllm_capacity.report.html import lines
 from vllm_capacity.report.html.bars import OTHERS
 from vllm_capacity.report.html.plan_view import plan_view
 from vllm_capacity.report.palette import LOOKS, name_of
+from vllm_capacity.vocabulary import QUANTITIES
 from vllm_capacity.web.page.answers import Answer
 
 PLAN_SECTIONS = ("verdict", "figures", "bars", "advice", "curve", "ledger", "basis")
@@ -65,9 +66,9 @@ def spoken(answer: Answer) -> str:
 
 def short(answer: Answer) -> str:
     """The figure that matters most, for a narrow page."""
-    if isinstance(answer.plan, RefusedPlan) or not answer.plan.kv_cache.tokens:
+    if isinstance(answer.plan, RefusedPlan) or not answer.plan.kv_cache.size_tokens:
         return ""
-    return f"{answer.plan.kv_cache.tokens:,} tokens, {answer.plan.kv_cache.max_concurrency:,.2f} at once"
+    return f"{answer.plan.kv_cache.size_tokens:,} tokens, {answer.plan.kv_cache.max_concurrency:,.2f} at once"
 
 
 def log_headline(document: Mapping[str, Any]) -> str:
@@ -95,8 +96,13 @@ def _environment() -> Environment:
     report = shared.environment()
     made.filters |= {name: report.filters[name] for name in ("gib", "delta", "count", "exact", "value")}
     made.filters |= {"name": component, "cssclass": css_class}
-    made.globals |= {"STATUS": STATUS_WORDS, "lines": lines, "log_headline": log_headline}
+    made.globals |= {"STATUS": STATUS_WORDS, "lines": lines, "log_headline": log_headline, "word": word}
     return made
+
+
+def word(key: str) -> str:
+    """What people call a figure of the JSON."""
+    return QUANTITIES[key].word
 
 
 def component(name: str) -> str:

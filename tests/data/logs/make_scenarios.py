@@ -264,7 +264,7 @@ def refusals() -> None:
         .fails(free_refusal(37.12, 79.19, 0.92), "init_device", "request_memory"),
         "free_below_requested",
         missing_gib=35.73,
-        figures={"free_at_start_gib": 37.12, "requested_gib": 72.85},
+        figures={"free_gib": 37.12, "requested_gib": 72.85},
         flags=["--gpu-memory-utilization"],
         observation="shared GPU",
         evidence="Free memory on device cuda:0",
@@ -276,7 +276,7 @@ def refusals() -> None:
         .fails(free_refusal(19.77, 22.05, 0.9, 19.84).replace("device cuda:0 ", "device "), "init_device"),
         "free_below_requested",
         missing_gib=0.07,
-        figures={"utilization": 0.9},
+        figures={"gpu_memory_utilization": 0.9},
         flags=["--gpu-memory-utilization"],
         origin="figures of https://github.com/pytorch/pytorch/issues/175666",
     )
@@ -364,7 +364,7 @@ def refusals() -> None:
         "one_request_does_not_fit",
         component="kv_cache",
         missing_gib=13.34,
-        figures={"needed_gib": 62.0, "estimated_max_len": 205728, "request_tokens": 262144},
+        figures={"request_gib": 62.0, "estimated_max_model_len": 205728, "max_model_len": 262144},
         flags=["--max-model-len"],
         evidence="max seq len (262144)",
         origin="https://github.com/vllm-project/recipes/pull/12",
@@ -401,7 +401,7 @@ def refusals() -> None:
         component="kv_cache",
         missing_gib=0.75,
         flags=["--max-model-len"],
-        figures={"estimated_max_len": 190272},
+        figures={"estimated_max_model_len": 190272},
         origin="https://github.com/eugr/spark-vllm-docker/issues/396",
     )
     scenario(
@@ -976,7 +976,7 @@ def while_serving() -> None:
             *PROFILE,
         ),
         "memory_changed",
-        figures={"free_at_start_gib": 52.1, "free_now_gib": 61.4},
+        figures={"free_gib": 52.1, "free_now_gib": 61.4},
     )
 
 
@@ -1102,7 +1102,7 @@ def healthy() -> None:
         "".join(crash),
         "free_below_requested",
         missing_gib=10.85,
-        figures={"free_at_start_gib": 62.0},
+        figures={"free_gib": 62.0},
     )
 
 

@@ -82,8 +82,8 @@ def test_the_keyboard_alone_does_the_job(visit: Visitor):
         order.append(page.evaluate(NAME))
     assert order == [
         "Plan", "Compare layouts", "Read a log", "Copy link", "Save as page", "Theme: system", "By name", "Paste config.json",
-        "Model", "GPU", "Tensor (tp)", "Pipeline (pp)", "Data (dp)", "Context, tokens", "Requests at once", "KV cache dtype",
-        "Memory utilisation", "vLLM release", "Engine flags", "Apply --tensor-parallel-size 2: twice the GPUs",
+        "Model", "GPU", "Tensor (tp)", "Pipeline (pp)", "Data (dp)", "max_model_len, tokens", "Requests at once",
+        "KV cache dtype", "Utilisation", "vLLM release", "Engine flags", "Apply --tensor-parallel-size 2: twice the GPUs",
     ]  # fmt: skip
     page.keyboard.press("Enter")
     visit.verdict("It starts")

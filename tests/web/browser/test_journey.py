@@ -25,7 +25,7 @@ def test_from_a_name_to_a_command_that_starts(visit: Visitor):
     expected = plan("Qwen/Qwen3-30B-A3B", gpu="H100-80GB", tensor_parallel_size=2, max_model_len="32k")
     assert isinstance(expected, Plan)
     assert visit.figures() == {
-        "tokens": expected.kv_cache.tokens,
+        "tokens": expected.kv_cache.size_tokens,
         "concurrency": expected.kv_cache.max_concurrency,
         "longest": expected.verdict.max_model_len_that_fits,
         "used": expected.tightest.device_used_bytes,
@@ -34,7 +34,9 @@ def test_from_a_name_to_a_command_that_starts(visit: Visitor):
     suggestion = next(s for s in expected.verdict.suggestions if "--kv-cache-dtype" in s.flags)
     page.get_by_role("button", name="Apply --kv-cache-dtype fp8").click()
     visit.verdict("40 requests of 32,000 tokens fit at once")
-    assert visit.figure("tokens") == expected.kv_cache.tokens + suggestion.effect.tokens_delta
+    assert (
+        visit.figure("tokens") == expected.kv_cache.size_tokens + suggestion.effect.kv_cache_size_tokens_delta
+    )
     assert "--kv-cache-dtype fp8" in page.locator(".vc-serve").inner_text()
     visit.wait_for_address("kv=fp8")
 
@@ -94,11 +96,11 @@ def test_a_pasted_config_is_in_the_link_too(visit: Visitor):
     visit.verdict("pasted-config on 1 ×")
     expected = plan("Qwen/Qwen3-8B", gpu="H100-80GB", vllm_version="0.26.0")
     assert isinstance(expected, Plan)
-    assert visit.figure("tokens") == expected.kv_cache.tokens
+    assert visit.figure("tokens") == expected.kv_cache.size_tokens
     visit.wait_for_address("config=")
     page.reload()
     visit.verdict("It starts")
-    assert visit.figure("tokens") == expected.kv_cache.tokens
+    assert visit.figure("tokens") == expected.kv_cache.size_tokens
     assert json.loads(visit.field("config").input_value()) == entry.config
 
 

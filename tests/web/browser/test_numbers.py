@@ -57,13 +57,13 @@ def test_ten_models_have_the_same_numbers_everywhere(visit: Visitor):
         visit.verdict(model)
         rank = min(document["ranks"], key=lambda rank: rank["num_blocks_own"])  # type: ignore[attr-defined]
         library = {
-            "tokens": made.kv_cache.tokens,
+            "tokens": made.kv_cache.size_tokens,
             "concurrency": made.kv_cache.max_concurrency,
             "longest": made.verdict.max_model_len_that_fits,
             "used": made.tightest.device_used_bytes,
         }
         command = {
-            "tokens": document["kv_cache"]["tokens"],  # type: ignore[index]
+            "tokens": document["kv_cache"]["size_tokens"],  # type: ignore[index]
             "concurrency": document["kv_cache"]["max_concurrency"],  # type: ignore[index]
             "longest": document["verdict"]["max_model_len_that_fits"],  # type: ignore[index]
             "used": rank["device_used_bytes"],

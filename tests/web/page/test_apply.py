@@ -36,8 +36,8 @@ def test_applying_a_suggestion_gives_the_effect_that_was_computed(state: PageSta
         assert isinstance(after, Answer)
         assert isinstance(after.plan, Plan)
         assert after.plan.starts is suggestion.effect.starts
-        gained = after.plan.kv_cache.tokens - before.plan.kv_cache.tokens
-        assert gained == suggestion.effect.tokens_delta
+        gained = after.plan.kv_cache.size_tokens - before.plan.kv_cache.size_tokens
+        assert gained == suggestion.effect.kv_cache_size_tokens_delta
 
 
 def test_a_suggestion_changes_only_what_it_names():
@@ -85,7 +85,7 @@ def test_a_row_of_the_comparison_becomes_the_plan_it_stands_for():
         planned = plan_answer(use_layout(state, row["gpu"], row["command"], RELEASE), SETTINGS)
         assert isinstance(planned, Answer)
         assert isinstance(planned.plan, Plan)
-        assert planned.plan.kv_cache.tokens == row["engine_tokens"]
+        assert planned.plan.kv_cache.size_tokens == row["kv_cache_size_tokens"]
         assert planned.plan.engine.parallel.tp == row["tensor_parallel_size"]
         assert planned.plan.engine.max_num_seqs == 64
 
