@@ -79,6 +79,7 @@ class AttentionBackend:
         return min(self.kernel_block_sizes, default=1)
 
 
+@lru_cache(maxsize=256)
 def select_backends(
     architecture: Architecture,
     kv_cache_dtype: str,
@@ -125,6 +126,7 @@ def _float32_state(architecture: Architecture) -> bool:
     return any(isinstance(mixer, StateSpace) and mixer.ssm_dtype == "float32" for mixer in mixers)
 
 
+@lru_cache(maxsize=512)
 def layer_backends(
     mixer: Mixer,
     kv_cache_dtype: str,
@@ -153,7 +155,7 @@ def layer_backends(
         mixer, kv_cache_dtype, dtype, parallel, block_size=block_size, mm_prefix=mm_prefix, softcap=softcap,
         float32_state=float32_state,
     )  # fmt: skip
-    backend = _answer(query, device, release, requested)
+    backend = _selected(query, device, release, requested)
     if isinstance(mixer, MultiHeadLatentAttention) and mixer.indexer is not None:
         indexer = AttentionBackend(
             name="DEEPSEEK_V32_INDEXER", kernel_block_sizes=(64,), takes_multiples=False
@@ -162,8 +164,7 @@ def layer_backends(
     return (backend,)
 
 
-@lru_cache(maxsize=512)
-def _answer(
+def _selected(
     query: AttentionQuery, device: Device, release: Release, requested: str | None
 ) -> AttentionBackend:
     name = _select(query, device, release, requested)

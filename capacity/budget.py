@@ -34,6 +34,7 @@ class Account(StrEnum):
     """Real bytes that this release's accounting leaves out: they must fit beside the requested share."""
 
 
+_NOTHING = dict.fromkeys(Account, 0)
 _DURING_PROFILE = frozenset({Lifetime.PROFILE_TRANSIENT, Lifetime.PROFILE_PERSISTENT})
 _BETWEEN_SNAPSHOTS = frozenset({Lifetime.RUNNER_INIT, Lifetime.LOAD, Lifetime.PROFILE_PERSISTENT})
 
@@ -120,7 +121,7 @@ def rank_budget(
     subtraction and takes that figure (gpu_worker.py, `determine_available_memory`).
     """
     accounts = tuple([account_of(t, release) for t in terms])
-    totals = dict.fromkeys(Account, 0)
+    totals = _NOTHING.copy()
     slack_low = slack_high = 0
     for t, account in zip(terms, accounts, strict=True):
         totals[account] += t.n_bytes

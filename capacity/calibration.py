@@ -19,13 +19,12 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from vllm_capacity.context import RankContext
+from vllm_capacity.context import RankContext, once
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineConfig
 from vllm_capacity.errors import InputError
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.text_files import read_text
-from vllm_capacity.releases.release import Release
 
 _ENTRY = re.compile(r"^  ([^\s#:][^\s:]*):$", re.MULTILINE)
 _FIELD = re.compile(r"^    ([a-z_]+): (.+)$", re.MULTILINE)
@@ -216,29 +215,44 @@ def _measurement(name: str, text: str, path: Path, source: str) -> Measurement:
         raise InputError(f"calibration file {path}, entry {name!r:.80}: {error}") from None
 
 
-_last: tuple[Device, EngineConfig, Release, Mapping[str, Any]] | None = None
+class Constants:
+    """The measurements that hold in one set of circumstances."""
+
+    def __init__(self, known: Calibration, facts: Mapping[str, Any]) -> None:
+        self._known, self._facts = known, facts
+        self._found: dict[str, Measurement | None] = {}
+
+    def find(self, component: str) -> Measurement | None:
+        """As `Calibration.find`."""
+        if component not in self._found:
+            self._found[component] = self._known.find(component, **self._facts)
+        return self._found[component]
+
+    def get(self, component: str) -> Measurement:
+        """As `Calibration.get`."""
+        return self.find(component) or self._known.get(component, **self._facts)
 
 
-def facts(device: Device, engine: EngineConfig, release: Release) -> Mapping[str, Any]:
-    """What measurements are looked up by. A plan asks a dozen times about the same three: the last answer is kept."""
-    global _last
-    last = _last
-    if last is None or last[0] is not device or last[1] is not engine or last[2] is not release:
-        last = _last = (device, engine, release, _facts(device, engine, release))
-    return last[3]
+@once
+def constants(ctx: RankContext) -> Constants:
+    """The measurements for this rank's device, release and layout."""
+    device, engine = ctx.device, ctx.engine
+    return _constants(
+        calibration(), device.name, device.sm, engine.parallel.tp, engine.parallel.world_size * engine.parallel.dp,
+        ctx.release.torch, engine.model_runner, engine.environment.get("NCCL_NVLS_ENABLE", "1") != "0",
+        _fuses_all_reduce(device, engine),
+    )  # fmt: skip
 
 
-def _facts(device: Device, engine: EngineConfig, release: Release) -> dict[str, Any]:
-    return {
-        "device": device.name,
-        "sm": device.sm,
-        "tp": engine.parallel.tp,
-        "world": engine.parallel.world_size * engine.parallel.dp,
-        "torch": release.torch,
-        "model_runner": engine.model_runner,
-        "nvls": engine.environment.get("NCCL_NVLS_ENABLE", "1") != "0",
-        "fused_all_reduce": _fuses_all_reduce(device, engine),
-    }
+@lru_cache(maxsize=256)
+def _constants(
+    known: Calibration, device: str, sm: int, tp: int, world: int, torch: str | None, runner: str, nvls: bool,
+    fused_all_reduce: bool,
+) -> Constants:  # fmt: skip
+    return Constants(known, {
+        "device": device, "sm": sm, "tp": tp, "world": world, "torch": torch, "model_runner": runner, "nvls": nvls,
+        "fused_all_reduce": fused_all_reduce,
+    })  # fmt: skip
 
 
 def _fuses_all_reduce(device: Device, engine: EngineConfig) -> bool:
@@ -283,8 +297,7 @@ def _runs_of(consumed_accounting: bool) -> int:
 
 def outside_measured(ctx: RankContext) -> tuple[str, ...]:
     """What of this plan no recorded run stands behind, in words; empty when all of it was measured."""
-    device, parallel, release = ctx.device, ctx.engine.parallel, ctx.release
-    known, at = calibration(), facts(device, ctx.engine, release)
+    device, parallel, release, known = ctx.device, ctx.engine.parallel, ctx.release, constants(ctx)
     wanted = {
         "cuda_context": f"the CUDA context on {device.name}",
         "kernel_modules": f"kernel modules on {device.name}",
@@ -295,7 +308,7 @@ def outside_measured(ctx: RankContext) -> tuple[str, ...]:
         wanted["nccl_world"] = f"NCCL communicators on {device.name}"
     if ctx.engine.cudagraph_mode != "NONE":
         wanted["graph_nodes"] = f"CUDA graphs on {device.name}"
-    missing = [words for component, words in wanted.items() if not known.get(component, **at).measured]
+    missing = [words for component, words in wanted.items() if not known.get(component).measured]
     if release.version not in RECORDED_RUNS:
         missing.append(f"vLLM {release.version} itself: derived from its source, no run of it is recorded")
     return tuple(missing)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import field
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from vllm_capacity.architecture.modules import Architecture, LayerGroup
 from vllm_capacity.device import Device
@@ -13,6 +16,9 @@ from vllm_capacity.releases.release import Release
 
 if TYPE_CHECKING:
     from vllm_capacity.kv_cache.specs import KVCacheGroup
+
+Asked = ParamSpec("Asked")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +37,8 @@ class RankContext:
     pp_rank: int
     layers: tuple[tuple[LayerGroup, int], ...]
     kv_groups: tuple[KVCacheGroup, ...] = ()
+    answers: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What functions marked `once` have said about this rank; `dataclasses.replace` begins with none."""
 
     @property
     def is_first_stage(self) -> bool:
@@ -39,3 +47,19 @@ class RankContext:
     @property
     def is_last_stage(self) -> bool:
         return self.pp_rank == self.engine.parallel.pp - 1
+
+
+def once(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
+    """`function` of a RankContext (and hashable values after it), asked once for each rank: what many terms look at is worked
+    out for the first of them.
+    """
+
+    @wraps(function)
+    def answer(ctx: RankContext, *more: Any) -> Answer:
+        key = (answer, *more)
+        if key not in ctx.answers:
+            ctx.answers[key] = function(ctx, *more)  # type: ignore[call-arg, arg-type]
+        found: Answer = ctx.answers[key]
+        return found
+
+    return answer  # type: ignore[return-value]

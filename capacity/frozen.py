@@ -95,8 +95,9 @@ def _compile_init(cls: type[Any]) -> Callable[..., None]:
         elif f.default_factory is not MISSING:
             scope[f"_make_{name}"] = f.default_factory
             parameter = f"{name}=_missing"
-            value = f"_make_{name}() if {name} is _missing else {name}"
-        (keyword_only if f.kw_only else positional).append(parameter)
+            value = f"_make_{name}() if {name} is _missing else {name}" if f.init else f"_make_{name}()"
+        if f.init:
+            (keyword_only if f.kw_only else positional).append(parameter)
         scope[f"_set_{name}"] = getattr(cls, name).__set__  # the slot itself: object.__setattr__ is slower
         body.append(f" _set_{name}(self, {value})")
     if hasattr(cls, "__post_init__"):

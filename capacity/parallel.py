@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from vllm_capacity.frozen import dataclass
 
 
@@ -33,6 +35,7 @@ class ParallelConfig:
         return self.tp * self.dp * self.pcp
 
 
+@lru_cache(maxsize=256)
 def stage_bounds(num_layers: int, parallel: ParallelConfig) -> tuple[tuple[int, int], ...]:
     """Per pipeline stage the first layer and the one after the last.
 

@@ -28,7 +28,7 @@ from vllm_capacity.host import host_needs
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.kv_cache.grouping import group_layers, project
 from vllm_capacity.kv_cache.layers import layer_specs
-from vllm_capacity.kv_cache.planning import KVCachePlan, KVPool, StageKV, fill, kv_pool
+from vllm_capacity.kv_cache.planning import KVCachePlan, StageKV, fill, filling_of, kv_pool
 from vllm_capacity.kv_cache.specs import KVCacheGroup, KVLayers
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads import graph_estimate, overhead_terms
@@ -41,7 +41,7 @@ from vllm_capacity.releases.release import Release
 from vllm_capacity.verdict import judge
 from vllm_capacity.weights.encoder_modules import built_outside
 from vllm_capacity.weights.layout import check_layout
-from vllm_capacity.weights.rank import RankWeights, parameter_total, rank_weights
+from vllm_capacity.weights.rank import RankWeights, parameter_total, whole_weights
 from vllm_capacity.weights.terms import load_peak_bytes, weight_terms
 
 
@@ -117,7 +117,7 @@ def _plan(
         config, architecture, engine, device, release, layers, groups, stages, used_by_others_bytes
     )
     pool = kv_pool(layers, engine, release, stages=stages if len(stages) > 1 else (), groups=groups)
-    kv_cache = _kv_cache(pool, kinds, _AVAILABLE)
+    kv_cache = fill(pool, _left(kinds, "available_kv_bytes"))
     ranks = tuple(_rank_plan(kind, kv_cache, engine) for kind in kinds)
     verdict = judge(
         ranks,
@@ -126,8 +126,8 @@ def _plan(
         device=device,
         release=release,
         used_by_others_bytes=used_by_others_bytes,
-        at_low=_kv_cache(pool, kinds, _LOW, in_words=kv_cache.refusal is None),
-        at_high=_kv_cache(pool, kinds, _HIGH, in_words=False),
+        at_low=filling_of(pool, _left(kinds, "available_low"), in_words=kv_cache.refusal is None),
+        at_high=filling_of(pool, _left(kinds, "available_high"), in_words=False),
         concurrency=concurrency,
     )
     counted = [(len(kind.ranks), kind.terms) for kind in kinds]
@@ -144,9 +144,11 @@ def _plan(
         ranks=ranks,
         kv_cache=kv_cache,
         verdict=verdict,
-        host=host_needs(config, engine, counted, lambda: _parameter_bytes(kinds[0].context)),
+        host=host_needs(config, engine, counted, lambda: _parameter_bytes(whole_weights(kinds[0].context))),
         coverage=coverage(kinds[0].context),
-        kv_cache_warm=_kv_cache(pool, kinds, _AVAILABLE, warm=True, in_words=False) if warm else None,
+        kv_cache_warm=fill(pool, _left(kinds, "available_kv_bytes", warm=True), in_words=False)
+        if warm
+        else None,
         warnings=(
             *warnings,
             *unmodelled_warnings(args, release),
@@ -198,15 +200,8 @@ def _request_warnings(
     return request_warnings(fullest.terms, left)
 
 
-def _parameter_bytes(context: RankContext) -> int:
-    """Bytes of all parameters as one GPU loads them."""
-    engine = replace(context.engine, parallel=replace(context.engine.parallel, tp=1, pp=1, dp=1))
-    whole = tuple((group, len(group.indices)) for group in context.architecture.layers)
-    return _stored_bytes(rank_weights(replace(context, engine=engine, layers=whole, pp_rank=0)))
-
-
 @lru_cache(maxsize=256)
-def _stored_bytes(weights: RankWeights) -> int:
+def _parameter_bytes(weights: RankWeights) -> int:
     return sum(group.n_bytes for group in weights.groups if not group.buffer)
 
 
@@ -274,22 +269,14 @@ def _estimates_graphs(engine: EngineConfig, release: Release) -> bool:
     return release.has("graph_estimate_subtracted") if flag is None else bool(int(flag))
 
 
-_AVAILABLE, _LOW, _HIGH = "available_kv_bytes", "available_low", "available_high"
-
-
-def _kv_cache(
-    pool: KVPool, kinds: Sequence[_RankKind], which: str, *, in_words: bool = True, warm: bool = False
-) -> KVCachePlan:
-    """The KV cache of the whole engine from what each stage's fullest rank has left, at a first or a `warm` start."""
-    left = [
-        (kind.context.pp_rank, getattr(kind.budget, which) + (_freed_when_warm(kind) if warm else 0))
-        for kind in kinds
-    ]
-    return fill(
-        pool,
-        [min([n for at, n in left if at == stage]) for stage in range(len(pool.per_stage))],
-        in_words=in_words,
-    )
+def _left(kinds: Sequence[_RankKind], which: str, *, warm: bool = False) -> list[int]:
+    """Bytes that the budget of each stage's fullest rank leaves, at a first or a `warm` start."""
+    left: dict[int, int] = {}
+    for kind in kinds:
+        stage = kind.context.pp_rank
+        n_bytes: int = getattr(kind.budget, which) + (_freed_when_warm(kind) if warm else 0)
+        left[stage] = min(n_bytes, left.get(stage, n_bytes))
+    return list(left.values())
 
 
 def _freed_when_warm(kind: _RankKind) -> int:

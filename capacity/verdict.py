@@ -10,7 +10,7 @@ from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineConfig
 from vllm_capacity.errors import Reason
 from vllm_capacity.frozen import dataclass
-from vllm_capacity.kv_cache.planning import KVCachePlan, estimate_max_model_len
+from vllm_capacity.kv_cache.planning import Filling, KVCachePlan, estimate_max_model_len
 from vllm_capacity.ledger import Allocator, Component, Lifetime
 from vllm_capacity.overheads.requests import SAMPLER_WARMUP, WARMUP_BEFORE_GRAPHS
 from vllm_capacity.releases.release import Release
@@ -27,15 +27,16 @@ def judge(
     device: Device,
     release: Release,
     used_by_others_bytes: int,
-    at_low: KVCachePlan,
-    at_high: KVCachePlan,
+    at_low: Filling,
+    at_high: Filling,
     concurrency: int | None,
 ) -> Verdict:
-    """Checks in the order of vLLM's start-up; `at_low`/`at_high` are the KV plans at the ends of the interval."""
+    """Checks in the order of vLLM's start-up; `at_low`/`at_high` are what the ends of the interval make of the pool."""
     total = device.cuda_total_bytes
+    caches: tuple[KVCachePlan | Filling, ...] = (kv_cache, at_low, at_high)
     nominal, worst, best = (
-        _first(_checks(uses, plan, engine, total, used_by_others_bytes))
-        for uses, plan in zip(_uses(ranks), (kv_cache, at_low, at_high), strict=True)
+        _first(_checks(uses, cache, engine, total, used_by_others_bytes))
+        for uses, cache in zip(_uses(ranks), caches, strict=True)
     )
     if (worst is None) == (best is None):
         status = Status.STARTS if nominal is None else Status.DOES_NOT_START
@@ -73,11 +74,14 @@ class _Use:
         return sum([self.by_lifetime[lifetime] for lifetime in lifetimes])
 
 
+_NOTHING = dict.fromkeys(Lifetime, 0)
+
+
 def _uses(ranks: Sequence[RankPlan]) -> tuple[list[_Use], list[_Use], list[_Use]]:
     """Nominal, worst and best use of each rank, in one pass over its terms."""
     nominal, worst, best = [], [], []
     for rank in ranks:
-        sums, highs, lows = (dict.fromkeys(Lifetime, 0) for _ in range(3))
+        sums, highs, lows = _NOTHING.copy(), _NOTHING.copy(), _NOTHING.copy()
         warmup = [0, 0, 0]
         for t in rank.terms:
             if not t.high or t.allocator is Allocator.HOST or t.component is Component.KV_CACHE:
@@ -97,7 +101,11 @@ def _uses(ranks: Sequence[RankPlan]) -> tuple[list[_Use], list[_Use], list[_Use]
 
 
 def _checks(
-    uses: Sequence[_Use], kv_cache: KVCachePlan, engine: EngineConfig, total: int, used_by_others: int
+    uses: Sequence[_Use],
+    kv_cache: KVCachePlan | Filling,
+    engine: EngineConfig,
+    total: int,
+    used_by_others: int,
 ) -> Iterator[_Finding]:
     for use in uses:
         yield _free_at_start(

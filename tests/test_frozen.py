@@ -22,6 +22,7 @@ def classes(dataclass: Decorator) -> tuple[type[Any], type[Any], type[Any]]:
         y: int = 2
         tags: dict[str, int] = field(default_factory=dict, compare=False)
         secret: str = field(default="s", repr=False)
+        kept: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Named(Point):
@@ -58,6 +59,9 @@ CALLS: dict[str, Callable[[type[Any], type[Any], type[Any]], object]] = {
     "an unknown argument": lambda point, named, by_id: point(1, z=3),
     "too many positional arguments": lambda point, named, by_id: named(1, 2, {}, "s", "n"),
     "__post_init__": lambda point, named, by_id: named(1, name="n", size=-1),
+    "no argument for init=False": lambda point, named, by_id: point(1, kept=[2]),
+    "a default with init=False": lambda point, named, by_id: (point(1).kept, point(1).kept is point(1).kept),
+    "replace makes it anew": lambda point, named, by_id: replace(named(1, name="n"), size=4).kept,
     "each instance makes its own default": lambda point, named, by_id: point(1).tags is point(1).tags,
     "equality leaves out compare=False": lambda point, named, by_id: point(1, tags={"a": 1}) == point(1),
     "unequal values": lambda point, named, by_id: point(1) == point(2),

@@ -24,7 +24,7 @@ from vllm_capacity.architecture.modules import (
     StateSpaceKind,
 )
 from vllm_capacity.calibration import l2_cache
-from vllm_capacity.context import RankContext
+from vllm_capacity.context import RankContext, once
 from vllm_capacity.ledger import MemoryTerm
 
 PIECE = "compilation/codegen.py (inputs of a piece live until it returns) and the layer's forward"
@@ -47,6 +47,7 @@ def state_space_width(mixer: StateSpace) -> int:
     return mixer.inner_size
 
 
+@once
 def l2_flush(ctx: RankContext) -> MemoryTerm:
     """The buffer with which Inductor's benchmarker flushes the L2 cache while it times kernel variants."""
     found = l2_cache(ctx.device)

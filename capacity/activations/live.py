@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from vllm_capacity.context import RankContext
+from vllm_capacity.context import RankContext, once
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term_of
 from vllm_capacity.units import DTYPE_BYTES
@@ -103,6 +103,7 @@ class Sizes:
     """1 where the profile run splits no block of 20 MiB and more (feature `profile_max_split_size`)."""
 
     @staticmethod
+    @once
     def of(ctx: RankContext) -> Sizes:
         engine, architecture = ctx.engine, ctx.architecture
         tokens, sequences = engine.max_num_batched_tokens, engine.max_num_seqs

@@ -10,7 +10,7 @@ from vllm_capacity.activations.layers import attention_width
 from vllm_capacity.activations.live import Phase, Sizes, persistent, phase, share, transient
 from vllm_capacity.activations.quant_kind import QuantKind, quant_kind
 from vllm_capacity.architecture.modules import Experts, LayerGroup, MixtureOfExperts
-from vllm_capacity.context import RankContext
+from vllm_capacity.context import RankContext, once
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Component, MemoryTerm
 from vllm_capacity.units import cdiv, round_up
@@ -95,10 +95,19 @@ class _Layer:
     """Tokens that the experts see: all data-parallel ranks' tokens are gathered first."""
 
 
-def _layer(ctx: RankContext, sizes: Sizes, group: LayerGroup) -> _Layer | None:
-    moe = group.feed_forward
-    if not isinstance(moe, MixtureOfExperts):
-        return None
+@once
+def _layers(ctx: RankContext) -> tuple[tuple[LayerGroup, _Layer], ...]:
+    """The MoE layers of this stage, one of each kind."""
+    return tuple(
+        [
+            (group, _layer(ctx, group, group.feed_forward))
+            for group, _ in ctx.layers
+            if isinstance(group.feed_forward, MixtureOfExperts)
+        ]
+    )
+
+
+def _layer(ctx: RankContext, group: LayerGroup, moe: MixtureOfExperts) -> _Layer:
     parallel = ctx.engine.parallel
     ranks = parallel.moe_parallel_size
     ep = parallel.expert_parallel and ranks > 1
@@ -108,7 +117,7 @@ def _layer(ctx: RankContext, sizes: Sizes, group: LayerGroup) -> _Layer | None:
         experts_kernel(ctx, quantised=quantised),
         intermediate=moe.intermediate_size if ep else share(moe.intermediate_size, ranks),
         local_experts=cdiv(moe.num_experts, ranks) if ep else moe.num_experts,
-        tokens=sizes.tokens * parallel.dp,
+        tokens=ctx.engine.max_num_batched_tokens * parallel.dp,
     )
 
 
@@ -161,18 +170,16 @@ def _workspace(sizes: Sizes, layer: _Layer) -> MemoryTerm:
 
 def moe_workspace(ctx: RankContext, sizes: Sizes) -> MemoryTerm | None:
     """The largest workspace that a MoE layer of this stage asks for; None without MoE layers."""
-    layers = [layer for group, _ in ctx.layers if (layer := _layer(ctx, sizes, group))]
-    return max((_workspace(sizes, layer) for layer in layers), key=lambda t: t.n_bytes, default=None)
+    workspaces = [_workspace(sizes, layer) for _, layer in _layers(ctx)]
+    return max(workspaces, key=lambda t: t.n_bytes, default=None)
 
 
 def moe_phases(ctx: RankContext, sizes: Sizes, kept: tuple[MemoryTerm, ...]) -> Iterator[Phase]:
     """While the experts run: the held tensors, router outputs, the shared expert and what the kernel
     allocates itself.
     """
-    for group, _count in ctx.layers:
-        layer = _layer(ctx, sizes, group)
-        if layer is not None:
-            yield phase("MoE", (*kept, *_live(ctx, sizes, group, layer)))
+    for group, layer in _layers(ctx):
+        yield phase("MoE", (*kept, *_live(ctx, sizes, group, layer)))
 
 
 def _live(ctx: RankContext, sizes: Sizes, group: LayerGroup, layer: _Layer) -> Iterator[MemoryTerm]:

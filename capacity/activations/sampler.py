@@ -99,15 +99,16 @@ def final_phases(ctx: RankContext, sizes: Sizes, kept: tuple[MemoryTerm, ...]) -
     if not _samples(ctx):
         yield phase("pooler", (*kept, hidden, _pooled(sizes)))
         return
-    yield phase("logits", (*kept, hidden, _sampled(ctx, sizes), *_gather(ctx, sizes)))
+    sampled = _sampled(ctx, sizes)
+    yield phase("logits", (*kept, hidden, sampled, *_gather(ctx, sizes)))
     if ctx.engine.model_runner == "V1":
-        yield phase("sampler", (*kept, hidden, _sampled(ctx, sizes), *_sampler_v1(sizes)))
+        yield phase("sampler", (*kept, hidden, sampled, *_sampler_v1(sizes)))
         if ctx.engine.num_speculative_tokens:
-            yield phase("rejection sampler", (*kept, hidden, _sampled(ctx, sizes), *_rejection_v1(sizes)))
+            yield phase("rejection sampler", (*kept, hidden, sampled, *_rejection_v1(sizes)))
     elif ctx.release.has("v2_sampler_warmup_params"):
-        yield phase("sampler", (*kept, hidden, _sampled(ctx, sizes), *_sampler_v2_warmup(ctx, sizes)))
+        yield phase("sampler", (*kept, hidden, sampled, *_sampler_v2_warmup(ctx, sizes)))
     else:
-        yield phase("sampler", (*kept, hidden, _sampled(ctx, sizes), *_sampler_v2(sizes)))
+        yield phase("sampler", (*kept, hidden, sampled, *_sampler_v2(sizes)))
 
 
 def _pooled(sizes: Sizes) -> MemoryTerm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from vllm_capacity.engine import EngineArgs
@@ -64,8 +65,16 @@ def resolve_max_model_len(args: EngineArgs, config: ModelConfig, release: Releas
     and none give the derived length (the pretraining length for LongRoPE). Raises RefusedError with vLLM's
     sentence.
     """
-    asked = args.max_model_len
-    derived, key = _derive(config.text)
+    return _length(args.max_model_len, args, config, release, pooling)
+
+
+def derived_max_model_len(args: EngineArgs, config: ModelConfig, release: Release, *, pooling: bool) -> int:
+    """What `resolve_max_model_len` gives where the user names no length."""
+    return _length(None, args, config, release, pooling)
+
+
+def _length(asked: int | None, args: EngineArgs, config: ModelConfig, release: Release, pooling: bool) -> int:
+    derived, key = _derive(config)
     window = config.get("sliding_window")
     if args.other("disable_sliding_window") and isinstance(window, int) and window < derived:
         derived, key = window, "sliding_window"
@@ -80,7 +89,7 @@ def resolve_max_model_len(args: EngineArgs, config: ModelConfig, release: Releas
         if asked is not None:
             return asked
         derived = _DEFAULT_LENGTH
-    parameters = rope_parameters(config.text)
+    parameters = _rope(config)
     if parameters and "gemma3" not in config.text_model_type:
         derived *= _scaling(parameters, release)
         if release.has("yarn_scales_max_len") and any(p["rope_type"] == "yarn" for p in parameters):
@@ -121,10 +130,17 @@ def _standard(part: Mapping[str, Any]) -> dict[str, Any]:
     return {**part, "rope_type": kind}
 
 
-def _derive(text: Mapping[str, Any]) -> tuple[int | float, str | None]:
+@lru_cache(maxsize=64)
+def _rope(config: ModelConfig) -> tuple[dict[str, Any], ...]:
+    return rope_parameters(config.text)
+
+
+@lru_cache(maxsize=64)
+def _derive(config: ModelConfig) -> tuple[int | float, str | None]:
     """`derive_max_model_len_and_key`, model_arch_config_convertor.py:326-359 (0.26.0): the smallest key,
     Command-R's wins.
     """
+    text = config.text
     derived: int | float = float("inf")
     key = None
     for name in _LENGTH_KEYS:

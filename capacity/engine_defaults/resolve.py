@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vllm_capacity.architecture.modules import Architecture
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs, EngineConfig
@@ -23,7 +21,7 @@ from vllm_capacity.engine_defaults.layout import (
     resolve_parallel,
     uses_batched_dp_moe,
 )
-from vllm_capacity.engine_defaults.lengths import resolve_max_model_len
+from vllm_capacity.engine_defaults.lengths import derived_max_model_len, resolve_max_model_len
 from vllm_capacity.engine_defaults.runner import resolve_runner
 from vllm_capacity.engine_defaults.scheduling import (
     check_batch_sizes,
@@ -113,7 +111,7 @@ def resolve_engine(
         max_model_len=max_model_len,
         derived_max_model_len=max_model_len
         if args.max_model_len is None
-        else resolve_max_model_len(replace(args, max_model_len=None), config, release, pooling=pooling),
+        else derived_max_model_len(args, config, release, pooling=pooling),
         max_model_len_auto=args.max_model_len == -1,
         gpu_memory_utilization=utilization,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import gcd
 
 from vllm_capacity.errors import Reason, RefusedError
@@ -32,6 +33,7 @@ class PageSizesDifferError(RefusedError):
     """The pages of all layers cannot be made equal (NotImplementedError in vLLM)."""
 
 
+@lru_cache(maxsize=64)
 def group_layers(
     layers: KVLayers, release: Release, *, hybrid_disabled: bool = False
 ) -> tuple[KVCacheGroup, ...]:

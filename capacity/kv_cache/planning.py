@@ -174,17 +174,39 @@ def kv_pool(
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filling:
+    """What so much memory makes of the pool: all that a verdict asks. `own` and `needed` by stage."""
+
+    num_blocks: int
+    refusal: Refusal | None
+    limits: RequestLimits
+    own: tuple[int, ...] = ()
+    """Blocks that each stage's own memory would give."""
+    needed: tuple[int, ...] = ()
+    """Bytes of one request."""
+
+
 def fill(pool: KVPool, available_bytes: Sequence[int], *, in_words: bool = True) -> KVCachePlan:
     """The plan for `available_bytes[s]` bytes of KV memory per rank on pipeline stage s.
 
     A lack of memory is `plan.refusal`, which without `in_words` leaves out the length that would fit (a search).
     Raises InputError for another number of stages.
     """
+    filling = filling_of(pool, available_bytes, in_words=in_words)
+    if not pool.groups:
+        return _attention_free(pool, filling)
+    parts = zip(pool.per_stage, available_bytes, pool.block_bytes, filling.own, filling.needed, strict=True)
+    return _plan(pool, filling, tuple([_stage(*part, filling) for part in parts]))
+
+
+def filling_of(pool: KVPool, available_bytes: Sequence[int], *, in_words: bool = True) -> Filling:
+    """As `fill`, without the plan's other figures."""
     if len(available_bytes) != len(pool.per_stage):
         raise InputError(f"{len(available_bytes)} KV memory sizes for {len(pool.per_stage)} pipeline stages")
     engine, release, limits = pool.engine, pool.release, pool.limits
     if not pool.groups:
-        return _attention_free(pool.layers, engine, limits, release)
+        return Filling(num_blocks=1, refusal=None, limits=limits)
     planned = _planned_bytes(available_bytes, pool.block_bytes, engine, release)
     checked = planned
     if release.has("null_block_in_admission"):
@@ -206,17 +228,13 @@ def fill(pool: KVPool, available_bytes: Sequence[int], *, in_words: bool = True)
             )
     if refusal is None:
         refusal = _check_memory(pool, limits, needed, checked, in_words)
-    own = [max(n // block, 0) for n, block in zip(planned, pool.block_bytes, strict=True)]
+    own = tuple([max(n // block, 0) for n, block in zip(planned, pool.block_bytes, strict=True)])
     if engine.num_gpu_blocks_override is not None:
-        own = [engine.num_gpu_blocks_override] * len(own)
+        own = (engine.num_gpu_blocks_override,) * len(own)
     num_blocks = min(own)
     if refusal is None:
         refusal = _check_states(pool.groups, num_blocks, engine, release)
-    parts = zip(pool.per_stage, available_bytes, pool.block_bytes, own, needed, strict=True)
-    return _plan(
-        pool.groups, num_blocks, limits, engine, release, refusal,
-        tuple([_stage(part, n, block, b, need, num_blocks, limits) for part, n, block, b, need in parts]),
-    )  # fmt: skip
+    return Filling(num_blocks=num_blocks, refusal=refusal, limits=limits, own=own, needed=needed)
 
 
 def _check_memory(
@@ -239,15 +257,9 @@ def _check_memory(
     return None
 
 
-def _plan(
-    groups: tuple[KVCacheGroup, ...],
-    num_blocks: int,
-    limits: RequestLimits,
-    engine: EngineConfig,
-    release: Release,
-    refusal: Refusal | None,
-    stages: tuple[StageKV, ...],
-) -> KVCachePlan:
+def _plan(pool: KVPool, filling: Filling, stages: tuple[StageKV, ...]) -> KVCachePlan:
+    groups, engine, release = pool.groups, pool.engine, pool.release
+    num_blocks, limits = filling.num_blocks, filling.limits
     per_request = blocks_per_request(stages[0].groups, limits, release)
     concurrency = num_blocks / per_request if per_request else 0.0
     block_size = min(group.spec.block_size for group in groups)
@@ -268,18 +280,17 @@ def _plan(
         max_concurrency=concurrency,
         limits=limits,
         release=release,
-        refusal=refusal,
+        refusal=filling.refusal,
         graph_size_cap=num_blocks if capped else None,
     )
 
 
-def _attention_free(
-    layers: KVLayers, engine: EngineConfig, limits: RequestLimits, release: Release
-) -> KVCachePlan:
+def _attention_free(pool: KVPool, filling: Filling) -> KVCachePlan:
     """No layer has a KV cache: one block, for the null block (:1360-1367)."""
     return KVCachePlan(
-        groups=(), stages=(), block_size=layers.block_size, num_blocks=1, max_model_len=engine.max_model_len,
-        blocks_per_request=0, size_tokens=0, max_concurrency=0.0, limits=limits, release=release,
+        groups=(), stages=(), block_size=pool.layers.block_size, num_blocks=filling.num_blocks,
+        max_model_len=pool.engine.max_model_len, blocks_per_request=0, size_tokens=0, max_concurrency=0.0,
+        limits=filling.limits, release=pool.release,
     )  # fmt: skip
 
 
@@ -351,9 +362,9 @@ def _check_states(
 
 
 def _stage(
-    groups: tuple[KVCacheGroup, ...], available: int, block: int, own: int, needed: int, num_blocks: int,
-    limits: RequestLimits,
-) -> StageKV:  # fmt: skip
+    groups: tuple[KVCacheGroup, ...], available: int, block: int, own: int, needed: int, filling: Filling
+) -> StageKV:
+    limits = filling.limits
     per_token, fixed = 0.0, 0
     for group in groups:
         tokens = tokens_per_block(group.spec, limits)
@@ -367,7 +378,7 @@ def _stage(
         bytes_per_block=block,
         num_blocks_own=own,
         request_bytes=needed,
-        kv_bytes=num_blocks * block,
+        kv_bytes=filling.num_blocks * block,
         marginal_bytes_per_token=block * per_token,
         fixed_bytes_per_sequence=block * fixed,
     )

@@ -22,10 +22,16 @@ from vllm_capacity.architecture.modules import (
     StateSpace,
     StateSpaceKind,
 )
-from vllm_capacity.calibration import Measurement, calibration, facts
-from vllm_capacity.context import RankContext
+from vllm_capacity.calibration import Measurement, constants
+from vllm_capacity.context import RankContext, once
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
-from vllm_capacity.overheads.shared_pool_graphs import Shapes, estimate_term, shared_pool_terms
+from vllm_capacity.overheads.shared_pool_graphs import (
+    Shapes,
+    SharedPool,
+    estimate_term,
+    shared_pool,
+    shared_pool_terms,
+)
 from vllm_capacity.overheads.terms import measured, nothing
 from vllm_capacity.units import DTYPE_BYTES, MIB, round_up
 
@@ -59,6 +65,7 @@ def _modes(ctx: RankContext) -> tuple[int, int]:
     }.get(ctx.engine.cudagraph_mode, (0, 0))
 
 
+@once
 def _decode_sizes(ctx: RankContext) -> list[int]:
     engine = ctx.engine
     query = 1 + engine.num_speculative_tokens
@@ -75,7 +82,7 @@ def graph_estimate(ctx: RankContext) -> MemoryTerm | None:
     if not captures(ctx) or not estimates(ctx):
         return None
     if _shares_pool(ctx):
-        return estimate_term(ctx, _shapes(ctx))
+        return estimate_term(*_shared(ctx))
     found = _nodes(ctx, "graph_nodes_estimate")
     pool, count = _pool_values(ctx, first=True), graph_count(ctx)
     halves = half_layers(ctx)
@@ -126,7 +133,7 @@ def cuda_graph_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         yield nothing("cuda_graphs", Component.CUDA_GRAPHS, why, source=SOURCE)
         return
     if _shares_pool(ctx):
-        yield from shared_pool_terms(ctx, _shapes(ctx))
+        yield from shared_pool_terms(*_shared(ctx))
         return
     probe = _probe(ctx)
     if probe is not None:
@@ -158,6 +165,12 @@ def cuda_graph_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
 
 def _shares_pool(ctx: RankContext) -> bool:
     return ctx.engine.model_runner == "V2" and ctx.release.has("v2_captures_on_one_stream")
+
+
+@once
+def _shared(ctx: RankContext) -> tuple[Shapes, SharedPool]:
+    shapes = _shapes(ctx)
+    return shapes, shared_pool(ctx, shapes)
 
 
 def _shapes(ctx: RankContext) -> Shapes:
@@ -258,6 +271,7 @@ def _probe(ctx: RankContext) -> MemoryTerm | None:
     )
 
 
+@once
 def half_layers(ctx: RankContext) -> int:
     """Layers as the kernels of a graph count them, in halves: a mixer or an MLP alone is half a layer."""
     return sum(
@@ -268,10 +282,11 @@ def half_layers(ctx: RankContext) -> int:
 def _nodes(ctx: RankContext, component: str) -> Measurement:
     """Bytes per capture and layer for this kind of layers; the graphs' own where the estimate has no entry."""
     kind = _kind(ctx)
-    found = calibration().find(component + kind, **facts(ctx.device, ctx.engine, ctx.release))
+    found = constants(ctx).find(component + kind)
     return found or measured(ctx, "graph_nodes" + kind)
 
 
+@once
 def _kind(ctx: RankContext) -> str:
     """Suffix of the measurement: latent and linear attention bring more kernels than experts do, triton_kernels
     the most, plain layers the fewest.

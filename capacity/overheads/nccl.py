@@ -56,10 +56,10 @@ def _bounded(ctx: RankContext, found: Measurement) -> Measurement:
         _number(ctx, "NCCL_BUFFSIZE", _BUFFSIZE),
         _number(ctx, "NCCL_MAX_NCHANNELS", _MAX_CHANNELS),
     )
+    if size == _BUFFSIZE and channels >= _MAX_CHANNELS:
+        return found
     ratio = Fraction(size, _BUFFSIZE)
     fewer = min(Fraction(1), Fraction(channels, _MAX_CHANNELS))
-    if ratio == fewer == 1:
-        return found
     return replace(
         found,
         low=int(found.low * min(Fraction(1), ratio) * fewer),

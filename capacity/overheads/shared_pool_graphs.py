@@ -53,11 +53,10 @@ class Shapes:
         return int(nodes) * self.halves // 2
 
 
-def estimate_term(ctx: RankContext, shapes: Shapes) -> MemoryTerm:
+def estimate_term(shapes: Shapes, pool: SharedPool) -> MemoryTerm:
     """vLLM's estimate: what all piecewise graphs and two full ones took, and the other full ones like the second of them,
     whose capture first gave back what its warm-up had cached.
     """
-    pool = shared_pool(ctx, shapes)
     low, n_bytes, high = (_estimated(shapes, pool, which) for which in ("low", "n_bytes", "high"))
     full = len(shapes.full)
     return term(
@@ -80,9 +79,8 @@ def estimate_term(ctx: RankContext, shapes: Shapes) -> MemoryTerm:
     )
 
 
-def shared_pool_terms(ctx: RankContext, shapes: Shapes) -> Iterator[MemoryTerm]:
+def shared_pool_terms(shapes: Shapes, pool: SharedPool) -> Iterator[MemoryTerm]:
     """What the estimate's graphs leave with the driver, and the graphs themselves, which use it again."""
-    pool = shared_pool(ctx, shapes)
     full = len(shapes.full)
     yield term(
         "graph_probe",

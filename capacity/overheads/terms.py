@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from vllm_capacity.calibration import Measurement, calibration, facts
+from functools import lru_cache
+
+from vllm_capacity.calibration import Measurement, constants
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
 
 
 def measured(ctx: RankContext, component: str) -> Measurement:
     """The measurement of a constant for this device, release and layout."""
-    return calibration().get(component, **facts(ctx.device, ctx.engine, ctx.release))
+    return constants(ctx).get(component)
 
 
 def constant(
@@ -38,6 +40,7 @@ def constant(
     )
 
 
+@lru_cache(maxsize=512)
 def nothing(
     name: str,
     component: Component,

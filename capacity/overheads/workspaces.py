@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vllm_capacity.activations.live import Sizes
 from vllm_capacity.activations.matmul import cublas_workspace
 from vllm_capacity.activations.sampler import flashinfer_rows, flashinfer_scratch
-from vllm_capacity.calibration import calibration, facts
+from vllm_capacity.calibration import constants
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.runner_buffers import runner_tensors, sampler_tensors
@@ -24,7 +24,7 @@ def workspace_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     """cuBLAS's workspace where it comes before the snapshot, what the allocator cannot give back, and the rest that
     no term explains in the recorded runs (a line of its own, never part of another term).
     """
-    rest = calibration().find("unexplained", **facts(ctx.device, ctx.engine, ctx.release))
+    rest = constants(ctx).find("unexplained")
     yield term(
         "unexplained",
         Component.UNEXPLAINED,

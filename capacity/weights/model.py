@@ -20,9 +20,9 @@ from vllm_capacity.architecture.modules import (
     Tensor,
     VocabEmbedding,
 )
-from vllm_capacity.context import RankContext
+from vllm_capacity.context import RankContext, once
 from vllm_capacity.frozen import dataclass
-from vllm_capacity.parallel import stage_bounds
+from vllm_capacity.parallel import ParallelConfig, stage_bounds
 from vllm_capacity.releases.release import Release
 from vllm_capacity.units import DTYPE_BYTES
 from vllm_capacity.weights.encoder_modules import outside_here
@@ -48,7 +48,7 @@ from vllm_capacity.weights.sharding import (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Section:
     """Tensors that stand together `count` times: a layer of some kind, or what lies outside the layers (count
     1).
@@ -109,6 +109,7 @@ class RankWeights:
         return sum(group.numel for group in self.built if not group.buffer)
 
 
+@once
 def rank_weights(ctx: RankContext, ep_rank: int = 0) -> RankWeights:
     """The weights of the rank that `ctx` describes; `ep_rank` counts over dp x pcp x tp and matters with
     uneven experts.
@@ -116,17 +117,35 @@ def rank_weights(ctx: RankContext, ep_rank: int = 0) -> RankWeights:
     The same object is returned for equal inputs. Raises RefusedError(INVALID_LAYOUT) where a size does not
     divide, InputError for quantisation that is not modelled.
     """
-    engine, architecture = ctx.engine, ctx.architecture
+    return _weights(ctx, ctx.layers, ctx.pp_rank, layout_of(ctx, ep_rank), method_of(ctx))
+
+
+def whole_weights(ctx: RankContext) -> RankWeights:
+    """The weights of the whole model, as one GPU would hold them."""
+    if ctx.engine.parallel.num_gpus == 1:
+        return rank_weights(ctx)
+    layers = tuple([(group, len(group.indices)) for group in ctx.architecture.layers])
+    return _weights(ctx, layers, 0, SINGLE, _method(ctx, SINGLE.parallel))
+
+
+def _weights(
+    ctx: RankContext,
+    layers: tuple[tuple[LayerGroup, int], ...],
+    pp_rank: int,
+    layout: Layout,
+    method: QuantisationMethod,
+) -> RankWeights:
+    engine = ctx.engine
     outside, tokens = outside_here(ctx), engine.max_num_batched_tokens
     decode_rows = min(tokens, engine.max_num_seqs * (1 + engine.num_speculative_tokens))
-    by_token, by_row = _sized_by_batch(ctx.layers, outside)
+    by_token, by_row = _sized_by_batch(layers, outside)
     return _rank_weights(
-        ctx.layers,
+        layers,
         outside,
-        architecture.num_hidden_layers,
-        ctx.pp_rank,
-        layout_of(ctx, ep_rank),
-        method_of(ctx),
+        ctx.architecture.num_hidden_layers,
+        pp_rank,
+        layout,
+        method,
         tokens if by_token else 0,
         decode_rows if by_row else 0,
         not engine.compiled,
@@ -156,7 +175,13 @@ def _rank_weights(
     build = _Builder(num_layers, pp_rank, layout, method, tokens, decode_rows, eager, backends)
     sections = tuple(section for group, count in layers for section in build.layer(group, count))
     before, caches, after = build.outside(outside)
-    return RankWeights(before, sections, caches, after)
+    return _one_object(before, sections, caches, after)
+
+
+@lru_cache(maxsize=256)
+def _one_object(before: Section, layers: tuple[Section, ...], caches: Section, after: Section) -> RankWeights:
+    """The same object for equal tensors: devices and releases that hold the same share what is worked out from them."""
+    return RankWeights(before, layers, caches, after)
 
 
 def layout_of(ctx: RankContext, ep_rank: int) -> Layout:
@@ -169,8 +194,13 @@ def layout_of(ctx: RankContext, ep_rank: int) -> Layout:
     )  # fmt: skip
 
 
+@once
 def method_of(ctx: RankContext) -> QuantisationMethod:
     """The quantisation method in use: the engine's (`--quantization`), else the checkpoint's."""
+    return _method(ctx, ctx.engine.parallel)
+
+
+def _method(ctx: RankContext, parallel: ParallelConfig) -> QuantisationMethod:
     engine, config = ctx.engine, ctx.config
     block = config.quantization
     moe_backend = str(engine.args.other("moe_backend") or "auto")
@@ -178,7 +208,7 @@ def method_of(ctx: RankContext) -> QuantisationMethod:
         id(block),
         engine.quantization,
         engine.dtype,
-        engine.parallel,
+        parallel,
         ctx.release.version,
         ctx.device,
         moe_backend,
@@ -194,7 +224,7 @@ def method_of(ctx: RankContext) -> QuantisationMethod:
             _METHODS.clear()
         # the context keeps `block` alive, so its id stays its own while the entry is there
         context = QuantContext(
-            dtype=engine.dtype, device=ctx.device, release=ctx.release, parallel=engine.parallel, block=block,
+            dtype=engine.dtype, device=ctx.device, release=ctx.release, parallel=parallel, block=block,
             model=config.name, model_type=config.text_model_type or config.model_type,
             environment=engine.environment, moe_backend=moe_backend, text=config.text,
             is_multimodal=ctx.architecture.is_multimodal,

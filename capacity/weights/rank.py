@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_capacity.weights.groups import ROLES, ParameterGroup
-from vllm_capacity.weights.model import RankWeights, Section, parameter_total, rank_weights
+from vllm_capacity.weights.model import RankWeights, Section, parameter_total, rank_weights, whole_weights
 from vllm_capacity.weights.terms import load_peak_bytes, weight_terms
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "parameter_total",
     "rank_weights",
     "weight_terms",
+    "whole_weights",
 ]

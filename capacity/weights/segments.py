@@ -32,7 +32,7 @@ EMPTIED: Event = (-1, 0)
 
 
 class _Recorder:
-    """Takes down what happens, in order."""
+    """Takes down what happens, in order; a tensor of 0 bytes takes no block."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -40,12 +40,14 @@ class _Recorder:
 
     def allocate(self, n_bytes: int) -> Block:
         block = Block(n_bytes)
-        self._numbers[block] = len(self._numbers)
-        self.events.append((self._numbers[block], n_bytes))
+        if n_bytes:
+            self._numbers[block] = len(self._numbers)
+            self.events.append((self._numbers[block], n_bytes))
         return block
 
     def free(self, block: Block) -> None:
-        self.events.append((self._numbers[block], 0))
+        if block in self._numbers:
+            self.events.append((self._numbers[block], 0))
 
     def allocate_all(self, sizes: Iterable[int]) -> None:
         for size in sizes:
@@ -93,16 +95,16 @@ def _unused(
     weights: RankWeights, small: bool, before: tuple[int, ...], after: tuple[int, ...], max_split: int | None
 ) -> int:
     """Bytes of one pool that are reserved and in no tensor."""
-    smallest, free = _smallest(weights, small), carved((), before, small, max_split)
-    usable = tuple(size for size in free if size >= smallest)
-    pinned = (size for size in free if size < smallest)
+    least, free = smallest(weights, small), carved((), before, small, max_split)
+    usable = tuple(size for size in free if size >= least)
+    pinned = (size for size in free if size < least)
     return sum(
         carved((*pinned, *_free_after_load(weights, small, usable, max_split)), after, small, max_split)
     )
 
 
 @lru_cache(maxsize=64)
-def _smallest(weights: RankWeights, small: bool) -> int:
+def smallest(weights: RankWeights, small: bool) -> int:
     """The least that loading asks a pool for."""
     return min((round_up(size, MIN_BLOCK) for _, size in _events(weights)[small] if size), default=1 << 60)
 

@@ -14,16 +14,17 @@ from vllm_capacity.units import DTYPE_BYTES, round_up
 from vllm_capacity.weights.allocator import (
     LOAD_MAX_SPLIT,
     SMALL,
-    CachingAllocator,
     LayerSizes,
     RopeBuild,
     allocated_by_load,
+    carved,
 )
 from vllm_capacity.weights.allocator_settings import AllocatorSettings, allocator_settings
 from vllm_capacity.weights.groups import ROLES, ParameterGroup
 from vllm_capacity.weights.imports import imported_tables
 from vllm_capacity.weights.libraries import deep_gemm_workspace, deep_gemm_workspace_is_measured
 from vllm_capacity.weights.model import RankWeights, Section, method_of, rank_weights
+from vllm_capacity.weights.segments import smallest
 
 SOURCES = {
     "embedding": "VocabParallelEmbedding, model_executor/layers/vocab_parallel_embedding.py",
@@ -54,14 +55,17 @@ def weight_terms(
 
     `runner`: bytes of the tensors that the model runner made before; weights are cut from what they leave of a segment.
     """
-    workspace = deep_gemm_workspace(ctx, method_of(ctx))
+    weights, workspace = rank_weights(ctx, ep_rank), deep_gemm_workspace(ctx, method_of(ctx))
     settings = allocator_settings(ctx.engine.environment)
-    free = left_of_segments(runner, settings.max_split)
+    least = smallest(weights, small=False)
+    if workspace:
+        least = min(least, workspace)
+    free = tuple([size for size in left_of_segments(runner, settings.max_split) if size >= least])
     if ctx.release.has("load_max_split_size"):
         settings = replace(settings, max_split=LOAD_MAX_SPLIT)
     tables = imported_tables(ctx)
     measured = deep_gemm_workspace_is_measured(ctx)
-    return _terms(rank_weights(ctx, ep_rank), workspace, measured, settings, tables, free)
+    return _terms(weights, workspace, measured, settings, tables, free)
 
 
 @lru_cache(maxsize=256)
@@ -132,12 +136,9 @@ def allocated_bytes(
     )
 
 
-@lru_cache(maxsize=256)
 def left_of_segments(sizes: tuple[int, ...], max_split: int | None) -> tuple[int, ...]:
-    """Free blocks beside tensors of these sizes, made in this order."""
-    pool = CachingAllocator(max_split)
-    pool.allocate_all(sizes)
-    return pool.state(SMALL + 1)
+    """Free blocks beside large tensors of these sizes, made in this order."""
+    return carved((), [size for size in sizes if size > SMALL], small=False, max_split=max_split)
 
 
 def _sizes(groups: Iterable[ParameterGroup]) -> tuple[int, ...]:

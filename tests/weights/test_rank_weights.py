@@ -9,9 +9,10 @@ import pytest
 from building import case_context, changed, context, exact, exact_ranks, model
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError, Reason, RefusedError
+from vllm_capacity.inputs.gpus import find_device
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.units import round_up
-from vllm_capacity.weights.rank import parameter_total, rank_weights
+from vllm_capacity.weights.rank import parameter_total, rank_weights, whole_weights
 
 RANKS = list(exact_ranks())
 QWEN_MOE = "Qwen/Qwen3-30B-A3B"
@@ -108,6 +109,18 @@ def test_redundant_experts_count_with_load_balancing() -> None:
     shapes = {g.name: g.shape for g in rank_weights(ctx).groups}
     assert shapes["mlp.experts.w13_weight"][0] == 160 // 4
     assert shapes["mlp.experts._expert_map"] == (160,)
+
+
+@pytest.mark.parametrize("parallel", [ParallelConfig(tp=4), ParallelConfig(pp=2, layer_partition=(10, 22))])
+def test_the_whole_model_is_what_one_gpu_loads(parallel: ParallelConfig) -> None:
+    """Whatever the layout, VLLM_PP_LAYER_PARTITION included, which says nothing about one stage."""
+    assert whole_weights(context(model(LLAMA), parallel=parallel)) is rank_weights(context(model(LLAMA)))
+
+
+def test_devices_that_hold_the_same_share_their_weights() -> None:
+    here, there = context(model(LLAMA)), context(model(LLAMA), device=find_device("L40S"))
+    assert here.device != there.device
+    assert rank_weights(here) is rank_weights(there)
 
 
 def test_a_dense_layer_among_sparse_ones_is_its_own_group() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
+from building import context, model
 from vllm_capacity import plan
 from vllm_capacity.inputs.models import load_model
 from vllm_capacity.overheads import workspaces
+from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.units import MIB
 from vllm_capacity.weights.allocator import SMALL, Block, CachingAllocator, SmallPool
-from vllm_capacity.weights.model import RankWeights
+from vllm_capacity.weights.model import RankWeights, rank_weights
 from vllm_capacity.weights.segments import EMPTIED, _load, _Recorder, pinned_bytes
 
 MODELS = ("Qwen/Qwen2.5-0.5B-Instruct", "openai/gpt-oss-20b", "Qwen/Qwen3-8B-AWQ", "google/gemma-3-4b-it")
@@ -43,9 +45,9 @@ def simulated(
     return large.unused + small.unused
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("max_split", [None, 20 * MIB])
-def test_the_shortcut_is_the_simulation(model: str, max_split: int | None, monkeypatch: pytest.MonkeyPatch):
+def test_the_shortcut_is_the_simulation(name: str, max_split: int | None, monkeypatch: pytest.MonkeyPatch):
     seen: list[RankWeights] = []
 
     def kept(weights: RankWeights, *rest: object) -> int:
@@ -53,9 +55,9 @@ def test_the_shortcut_is_the_simulation(model: str, max_split: int | None, monke
         return 0
 
     monkeypatch.setattr(workspaces, "pinned_bytes", kept)
-    plan(load_model(model), gpu="H200", vllm_version="0.33.0", suggestions=False)
+    plan(load_model(name), gpu="H200", vllm_version="0.33.0", suggestions=False)
     assert seen
-    chance = random.Random(model)
+    chance = random.Random(name)
     for weights in {id(weights): weights for weights in seen}.values():
         for _ in range(8):
             before = tuple(
@@ -68,3 +70,10 @@ def test_the_shortcut_is_the_simulation(model: str, max_split: int | None, monke
             assert pinned_bytes(weights, before, after, (), max_split) == simulated(
                 weights, before, after, max_split
             )
+
+
+def test_a_rank_without_experts_asks_for_no_block_for_them():
+    parallel = ParallelConfig(tp=8, dp=32, expert_parallel=True)
+    weights = rank_weights(context(model("Qwen/Qwen3-30B-A3B"), parallel=parallel), 200)
+    assert any(not group.n_bytes for group in weights.groups)
+    assert pinned_bytes(weights, (), (), (), None) == simulated(weights, (), (), None)
