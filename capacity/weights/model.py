@@ -205,19 +205,10 @@ def _method(ctx: RankContext, parallel: ParallelConfig) -> QuantisationMethod:
     block = config.quantization
     moe_backend = str(engine.args.other("moe_backend") or "auto")
     key = (
-        id(block),
-        engine.quantization,
-        engine.dtype,
-        parallel,
-        ctx.release.version,
-        ctx.device,
-        moe_backend,
-        engine.args.other("linear_backend"),
-        engine.args.other("allow_deprecated_quantization"),
-        ctx.architecture.is_multimodal,
-        tuple(sorted(engine.environment.items())),
-        config.name,
-    )
+        id(block), engine.quantization, engine.dtype, parallel, ctx.release.version, ctx.device, moe_backend,
+        engine.args.other("linear_backend"), engine.args.other("allow_deprecated_quantization"),
+        ctx.architecture.is_multimodal, tuple(sorted(engine.environment.items())), config.name,
+    )  # fmt: skip
     method = _METHODS.get(key)
     if method is None:
         if len(_METHODS) >= 256:
