@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_capacity.activations.compressed import compressed_phases
 from vllm_capacity.activations.live import Phase, Sizes, kv_share, phase, share, transient
 from vllm_capacity.activations.quant_kind import QuantKind, quant_kind
 from vllm_capacity.architecture.modules import (
@@ -202,6 +203,8 @@ def _mixer_phases(
 ) -> Iterator[Phase]:
     if isinstance(mixer, Attention):
         yield _attention(ctx, sizes, mixer, kept)
+    elif isinstance(mixer, MultiHeadLatentAttention) and mixer.compression is not None:
+        yield from compressed_phases(ctx, sizes, mixer, mixer.compression, kept)
     elif isinstance(mixer, MultiHeadLatentAttention):
         yield _mla(ctx, sizes, mixer, kept)
     else:
@@ -275,8 +278,6 @@ def _mla(
     """Inside the MLA operation: residual, q, latent, output, and the dummy that stands for the projected-up
     context.
     """
-    if mixer.compression is not None:
-        return _compressed(ctx, sizes, mixer, kept)
     heads = share(mixer.num_heads, sizes.tp)
     compiled = ctx.engine.compiled
     held = 0 if compiled else sizes.hidden
@@ -321,44 +322,6 @@ def _mla(
         )
         terms = [tokens, max(dummy, logits, key=lambda t: t.n_bytes)]
     return phase("MLA", (*kept, *terms))
-
-
-def _compressed(
-    ctx: RankContext, sizes: Sizes, mixer: MultiHeadLatentAttention, kept: tuple[MemoryTerm, ...]
-) -> Phase:
-    """DeepSeek V4, inside the attention operation while q is padded to the kernel's 64 or 128 heads: the residual streams,
-    the layer's input, the fused projection and its normed parts, the compressor's fp32 scores, q, its padded copy and the
-    padded output; nothing is projected up.
-
-    Source: models/deepseek_v4/attention.py: forward, attention_impl, _fused_qnorm_rope_kv_insert (profile branch);
-    models/deepseek_v4/nvidia/model.py: DeepseekV4DecoderLayer.forward (0.22.0, 0.26.0).
-    """
-    heads = share(mixer.num_heads, sizes.tp)
-    padded = 64 if heads <= 64 else 128
-    ratio = mixer.compression.ratio if mixer.compression is not None else 1
-    scores = 0 if ratio <= 1 else (4 if ratio == 4 else 2) * mixer.v_head_dim
-    streams = ctx.config.integer("hc_mult", 1)
-    tokens = transient(
-        "compressed_attention",
-        "tokens * ((streams + 1) * hidden + 2 * (q_lora + head) + (heads + (2 if heads < padded else 1) * padded) * head)"
-        " * el + tokens * scores * 4",
-        "models/deepseek_v4/attention.py: attention_impl",
-        note="read off the source; the indexer's part and what mixes the streams are not counted, no run decides it",
-        low=sizes.tokens * (sizes.hidden + (heads + padded) * mixer.v_head_dim) * sizes.el,
-        high=sizes.tokens
-        * ((8 * streams + 8) * sizes.hidden + (heads + 4 * padded) * mixer.v_head_dim)
-        * sizes.el,
-        tokens=sizes.tokens,
-        streams=streams,
-        hidden=sizes.hidden,
-        q_lora=mixer.q_lora_rank or 0,
-        heads=heads,
-        padded=padded,
-        head=mixer.v_head_dim,
-        scores=scores,
-        el=sizes.el,
-    )
-    return phase("MLA", (*kept, tokens))
 
 
 def _state_space(sizes: Sizes, mixer: StateSpace, kept: tuple[MemoryTerm, ...]) -> Phase:

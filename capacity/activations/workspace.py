@@ -78,20 +78,24 @@ def _gathered_keys(ctx: RankContext) -> MemoryTerm | None:
 
 
 def _indexer(ctx: RankContext) -> MemoryTerm | None:
-    """Keys gathered for 40 times max_model_len: 128 fp8 bytes and 4 bytes of scale each, and 1 MiB for top-k.
+    """Keys gathered for 40 times max_model_len, or for the latents of as many tokens: 128 fp8 bytes and 4 bytes of scale
+    each, and 1 MiB for top-k.
 
     Source: model_executor/layers/sparse_attn_indexer.py:225-341, v1/attention/backends/mla/indexer.py:
     get_max_prefill_buffer_size (0.26.0; the same size by default up to 0.33.0).
     """
     mixers = [m for group, _ in ctx.layers for m in group.mixers]
-    indexers = [m.indexer for m in mixers if isinstance(m, MultiHeadLatentAttention) and m.indexer]
-    if not indexers:
+    found = [m for m in mixers if isinstance(m, MultiHeadLatentAttention) and m.indexer]
+    if not found:
         return None
+    mixer = found[0]
+    assert mixer.indexer is not None
     return persistent(
         "indexer_workspace",
-        "round_up(40 * max_model_len * head, 256) + round_up(40 * max_model_len * 4, 256) + 1048576",
+        "round_up(40 * max_model_len // ratio * head, 256) + round_up(40 * max_model_len // ratio * 4, 256) + 1048576",
         "model_executor/layers/sparse_attn_indexer.py: sparse_attn_indexer (profile branch)",
         note="grows with --max-model-len",
         max_model_len=ctx.engine.max_model_len,
-        head=indexers[0].head_size,
+        ratio=mixer.compression.ratio if mixer.compression else 1,
+        head=mixer.indexer.head_size,
     )

@@ -112,8 +112,11 @@ def _attention(config: ModelConfig, mixer: MultiHeadLatentAttention, ratio: int)
     if heads * head % groups:
         raise InputError(f"{config.name}: {heads} heads of {head} do not divide into o_groups {groups}")
     modules: tuple[Module, ...] = (
-        # padded to the kernel's 64 or 128 query heads, whatever tp
-        Tensor(name="attn.attn_sink", shape=(64 if heads <= 64 else 128,), dtype="float32"),
+        # one for each query head that the kernel takes, 64 or 128: half as many once a rank has at most 64
+        Tensor(
+            name="attn.attn_sink", shape=(64 if heads <= 64 else 128,), dtype="float32", shard_dim=0,
+            kv_heads=1 if heads <= 64 else 2,
+        ),
         Linear(name="attn.fused_wqa_wkv", inputs=hidden, outputs=(query, head), shard=Shard.REPLICATED),
         *common.norm("attn.q_norm", query),
         Linear(name="attn.wq_b", inputs=query, outputs=(heads * head,), shard=Shard.COLUMN),
@@ -189,7 +192,9 @@ def _compressed_rope(config: ModelConfig) -> Mapping[str, Any]:
 
 
 def _outside(config: ModelConfig, ratios: list[int], release: Release) -> tuple[Placed, ...]:
-    """Top-k buffer, the head's stream mixing, and two rope caches in fp32: plain and compressed layers."""
+    """Top-k buffer, the stream mixing of the head and of the embedding, and two rope caches in fp32: plain and compressed
+    layers.
+    """
     streams, rope = config.size("hc_mult"), config.size("qk_rope_head_dim")
     every: tuple[Module, ...] = (
         Tensor(
@@ -210,6 +215,14 @@ def _outside(config: ModelConfig, ratios: list[int], release: Release) -> tuple[
             name="_mtp_hidden_buffer", shape=(streams * config.hidden_size,), buffer=True, per_token=True
         )
         placed += (Placed(module=buffer, placement=Placement.LAST),)
+    if release.has("deepseek_v4_broadcast_mixing"):
+        mixing = Tensor(
+            name="hc_attn_fn_broadcast",
+            shape=((2 + streams) * streams, config.hidden_size),
+            dtype="float32",
+            buffer=True,
+        )
+        placed += (Placed(module=mixing, placement=Placement.FIRST),)
     for name, plain in (("rotary_emb.window", True), ("rotary_emb.compressed", False)):
         where = tuple(i for i, ratio in enumerate(ratios) if (ratio == 1) is plain)
         block = {"rope_type": "default"} if plain else _compressed_rope(config)

@@ -73,14 +73,15 @@ def flashinfer_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
 
 def _made_at_import(ctx: RankContext) -> bool:
     """Whether this rank's dense MLA layers made vLLM go through its list of backends (platforms/cuda.py), FlashInfer's
-    among them.
+    among them. DeepSeek V4's layers name their own backend.
     """
     if (
         not ctx.release.has("flashinfer_mla_workspace_at_import")
         or ctx.engine.args.attention_backend is not None
     ):
         return False
-    return any(isinstance(m, MultiHeadLatentAttention) for group, _ in ctx.layers for m in group.mixers)
+    mixers = [m for group, _ in ctx.layers for m in group.mixers]
+    return any(isinstance(m, MultiHeadLatentAttention) and m.compression is None for m in mixers)
 
 
 def _configured(ctx: RankContext) -> int:

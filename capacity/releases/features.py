@@ -63,6 +63,16 @@ FEATURES: tuple[Feature, ...] = (
             "DeepSeek V4 takes --kv-cache-dtype auto for fp8; before, it asks for fp8"),
     Feature("deepseek_v4_mtp_buffer_always", None, "0.26.0", "models/deepseek_v4/nvidia/model.py: DeepseekV4Model",
             "DeepSeek V4's last stage allocates the prediction layer's hidden states without a draft model too"),
+    Feature("deepseek_v4_fused_mixing", "0.21.0", None,
+            "models/deepseek_v4/nvidia/model.py: DeepseekV4DecoderLayer.forward (before 0.22 models/deepseek_v4.py)",
+            "DeepSeek V4 mixes its residual streams out of one half of a layer into the next in one step: the caller's "
+            "streams stay beside the layer's"),
+    Feature("deepseek_v4_latents_stay", "0.23.0", None, "models/deepseek_v4/attention.py: DeepseekV4Attention.forward",
+            "DeepSeek V4's attention projects outside of the part that graphs leave out: what it projected stays until "
+            "the output projection is done"),
+    Feature("deepseek_v4_broadcast_mixing", "0.26.0", None,
+            "models/deepseek_v4/nvidia/model.py: finalize_mhc_broadcast_weights",
+            "DeepSeek V4's first layer keeps its mixing matrix summed over the streams besides"),
     Feature("encoder_on_first_stage", "0.33.0", None, "model_executor/models/interfaces.py: _mark_tower_model",
             "under runner V2 only the first pipeline stage builds the multimodal encoder"),
     Feature("v2_offloads_weights", "0.28.0", None, "v1/worker/gpu/model_runner.py: set_offloader",

@@ -27,9 +27,14 @@ UNREGISTERED = (
     "pre_projection_norm.weight",
     "post_projection_norm.weight",
     "_mtp_hidden_buffer",
+    "hc_attn_fn_broadcast",
     "alibi_slopes",
 )
 """What vLLM holds outside parameters and buffers: in the bytes, not in the table of tensors."""
+DERIVED = ("hc_attn_fn_broadcast",)
+"""What a model's own `load_weights` derives from its weights: these cases were built with dummy weights, which bypass it
+(model_loader/dummy_loader.py: DummyModelLoader.load_weights, 0.26.0).
+"""
 
 
 @CASES
@@ -49,7 +54,8 @@ def test_tensors_are_those_that_vllm_constructs(case: Case) -> None:
 @CASES
 def test_bytes_after_loading_are_vllms(case: Case) -> None:
     weights = rank_weights(case.context())
-    assert sum(round_up(g.tensor_bytes, 512) * g.count for g in weights.groups) == case.facts["weights_bytes"]
+    groups = [g for g in weights.groups if not any(part in g.name for part in DERIVED)]
+    assert sum(round_up(g.tensor_bytes, 512) * g.count for g in groups) == case.facts["weights_bytes"]
 
 
 @CASES

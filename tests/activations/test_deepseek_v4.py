@@ -1,0 +1,80 @@
+"""DeepSeek V4's weights and activation peak against vLLM 0.26.0's own worker, run on tensors without storage (`dry-run`,
+docs/dry-run.md): eager, H200, context of 30,000 tokens, 1,024 sequences, fp8 KV cache, models cut to their first layers.
+"""
+
+from __future__ import annotations
+
+import pytest
+from vllm_capacity import plan
+from vllm_capacity.answer import Plan
+from vllm_capacity.budget import Account
+
+FLASH, PRO = "deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"
+SIX = {"num_hidden_layers": 6, "compress_ratios": [0, 0, 4, 128, 4, 128, 0]}
+TWO = {"num_hidden_layers": 2, "compress_ratios": [0, 0, 0]}
+FIVE_OF_PRO = {"num_hidden_layers": 5, "compress_ratios": [128, 128, 4, 128, 4, 0]}
+
+
+def planned(
+    model: str, cut: dict[str, object], tokens: int, release: str = "0.26.0", **flags: object
+) -> Plan:
+    given: dict[str, object] = {
+        "kv_cache_dtype": "fp8",
+        "max_model_len": 30000,
+        "max_num_batched_tokens": tokens,
+        "max_num_seqs": 1024,
+        "gpu_memory_utilization": 0.95,
+        "enforce_eager": True,
+        "hf_overrides": cut,
+    }
+    answer = plan(model, gpu="H200", vllm_version=release, **(given | flags))
+    assert isinstance(answer, Plan)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("model", "cut", "tokens", "flags", "weights", "peak"),
+    [
+        pytest.param(FLASH, SIX, 16384, {}, 24_708_256_768, 5_427_954_176, id="output-projection"),
+        pytest.param(
+            FLASH, SIX, 16384, {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+            13_006_586_880, 5_943_853_056, id="padded-queries",
+        ),
+        pytest.param(
+            FLASH, SIX, 8192, {"tensor_parallel_size": 4, "enable_expert_parallel": True},
+            6_869_268_480, 2_854_486_016, id="mostly-padding",
+        ),
+        pytest.param(FLASH, TWO, 16384, {}, 10_117_532_672, 5_258_084_864, id="window-alone"),
+        pytest.param(PRO, FIVE_OF_PRO, 8192, {"tensor_parallel_size": 4}, 19_312_756_224, 4_112_777_216, id="pro"),
+    ],
+)  # fmt: skip
+def test_weights_and_peak_are_vllms(
+    model: str, cut: dict[str, object], tokens: int, flags: dict[str, object], weights: int, peak: int
+) -> None:
+    rank = planned(model, cut, tokens, **flags).ranks[0]
+    assert rank.budget.totals[Account.WEIGHTS] == weights
+    assert rank.budget.totals[Account.ACTIVATION] == rank.activation.n_bytes == peak
+
+
+def test_the_indexer_decides_small_batches_unless_the_sampler_does() -> None:
+    """512 MiB of dummy logits do not shrink with the batch (layers/sparse_attn_indexer.py, profile branch)."""
+    phases = {p.name: p.n_bytes for p in planned(FLASH, SIX, 2048, max_num_seqs=8).ranks[0].activation.phases}
+    assert phases["indexer"] == max(phases.values())
+    fewer = planned(
+        FLASH, SIX, 2048, max_num_seqs=8, environment={"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": "256"}
+    )
+    assert (
+        phases["indexer"] - {p.name: p.n_bytes for p in fewer.ranks[0].activation.phases}["indexer"]
+        == 256 << 20
+    )
+
+
+def test_compiled_releases_hold_one_set_of_streams_and_end_a_piece_with_two_outputs() -> None:
+    """Up to 0.22 the model is compiled and cut at its attention operation; tokens x streams x hidden is 512 MiB."""
+    compiled = {"enforce_eager": False, "tensor_parallel_size": 2}
+    old = {p.name: p for p in planned(FLASH, SIX, 16384, "0.22.0", **compiled).ranks[0].activation.phases}
+    new = {p.name: p for p in planned(FLASH, SIX, 16384, "0.23.0", **compiled).ranks[0].activation.phases}
+    assert "mixing" not in new
+    held = {name: t.n_bytes for name in ("queries",) for t in old[name].terms if t.name == "residual_streams"}
+    assert {t.n_bytes for t in new["queries"].terms if t.name == "residual_streams"} == {2 * held["queries"]}
+    assert new["queries"].n_bytes - old["queries"].n_bytes == held["queries"] + 16384 * 4096 * 2
