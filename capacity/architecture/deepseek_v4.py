@@ -114,7 +114,10 @@ def _attention(config: ModelConfig, mixer: MultiHeadLatentAttention, ratio: int)
     modules: tuple[Module, ...] = (
         # one for each query head that the kernel takes, 64 or 128: half as many once a rank has at most 64
         Tensor(
-            name="attn.attn_sink", shape=(64 if heads <= 64 else 128,), dtype="float32", shard_dim=0,
+            name="attn.attn_sink",
+            shape=(64 if heads <= 64 else 128,),
+            dtype="float32",
+            shard_dim=0,
             kv_heads=1 if heads <= 64 else 2,
         ),
         Linear(name="attn.fused_wqa_wkv", inputs=hidden, outputs=(query, head), shard=Shard.REPLICATED),

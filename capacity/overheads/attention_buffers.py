@@ -10,13 +10,18 @@ from vllm_capacity.activations.layers import mla_workspace_tokens
 from vllm_capacity.architecture.modules import MultiHeadLatentAttention
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
+from vllm_capacity.overheads.compressed_buffers import compressed_buffer_terms
 from vllm_capacity.units import DTYPE_BYTES, round_up
 
 
 def attention_buffer_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
-    """MLA's chunked-prefill workspace, Triton MLA's split buffers, FlashAttention's scheduler metadata."""
+    """MLA's chunked-prefill workspace or the index lists of compressed latents, Triton MLA's split buffers,
+    FlashAttention's scheduler metadata.
+    """
     mla = [m for group, _ in ctx.layers for m in group.mixers if isinstance(m, MultiHeadLatentAttention)]
-    if mla:
+    if mla and mla[0].compression is not None:
+        yield from compressed_buffer_terms(ctx, mla[0].compression)
+    elif mla:
         yield from _mla(ctx, mla[0])
     if any(name.startswith("FLASH_ATTN") for name in ctx.engine.attention_backends):
         largest = max(ctx.engine.cudagraph_capture_sizes, default=0)
