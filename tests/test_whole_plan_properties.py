@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, note, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from shown_numbers import NUMBER, only_in_text, spellings, values_in, without_texts_of
 from vllm_capacity.answer import Plan, RefusedPlan
 from vllm_capacity.calibration import load_calibration
 from vllm_capacity.device import Device
@@ -26,6 +27,8 @@ from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.planner import make_plan
 from vllm_capacity.releases import get_release, supported_releases
 from vllm_capacity.releases.release import Release
+from vllm_capacity.report.compare_schema import compare_schema
+from vllm_capacity.report.compare_text import compared, comparison_to_dict, print_comparison
 from vllm_capacity.report.json_report import plan_to_dict
 from vllm_capacity.report.text import print_plan
 from vllm_capacity.units import GIB
@@ -168,20 +171,6 @@ def test_the_parameter_total_never_depends_on_the_layout(
 
 # -- reports ------------------------------------------------------------------------------------------------------
 
-_NUMBER = re.compile(r"(?<![\w.-])[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w.]*\d)")
-
-
-def values_in(data: Any) -> Iterator[Any]:
-    if isinstance(data, dict):
-        for key, value in data.items():
-            if key not in ("values", "formula", "source"):
-                yield from values_in(value)
-    elif isinstance(data, list):
-        for value in data:
-            yield from values_in(value)
-    else:
-        yield data
-
 
 def sums_of(rank: Mapping[str, Any], total: int, used_by_others: int) -> Iterator[int]:
     """What the ledger adds up from JSON's terms: a component's bytes inside and outside of the budget, and what is left."""
@@ -192,19 +181,8 @@ def sums_of(rank: Mapping[str, Any], total: int, used_by_others: int) -> Iterato
                 t for t in shown
                 if t["component"] == component and (t["account"] in ("outside", "cuda_graphs")) == outside
             ]  # fmt: skip
-            yield from (sum(t[key] for t in part) for key in ("bytes", "low", "high"))
+            yield from (sum(t[key] for t in part) for key in ("bytes", "low_bytes", "high_bytes"))
     yield total - rank["device_used_bytes"] - used_by_others
-
-
-def spellings(value: Any) -> Iterator[str]:
-    """How the report may write a number of the JSON."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return
-    if isinstance(value, int):
-        yield from (f"{value:,}", str(value), f"{value:+,}", f"{value / GIB:,.2f}", f"{value / GIB:.2f}",
-                    f"{value / GIB:.3f}", f"{value / GIB:+.2f}")  # fmt: skip
-    else:
-        yield from (f"{value:.2f}", f"{value:.4f}", f"{value:g}")
 
 
 @CHEAP
@@ -223,26 +201,69 @@ def test_text_shows_no_number_that_json_has_not(case: dict[str, Any], concurrenc
     text = io.StringIO()
     print_plan(found, Console(file=text, width=100_000, highlight=False, emoji=False))
     shown = text.getvalue()
-    texts = {v for v in values_in(data) if isinstance(v, str) and v}
-    for words in sorted((v for v in texts if re.search("[A-Za-z]", v)), key=len, reverse=True):
-        # names, flags and messages, which JSON holds as they are
-        shown = re.sub(rf"(?<![\w.]){re.escape(words)}(?![\w.]*\d)", " ", shown)
-    accepted = {s for value in values_in(data) for s in spellings(value)}
-    for rank in data["ranks"]:
-        accepted |= {s for n in sums_of(rank, data["gpu"]["cuda_total_bytes"], 0) for s in spellings(n)}
-        accepted |= {str(rank["pp_rank"])}
-    accepted |= {str(len(data["ranks"])), "0", "0 B", f"{data['engine']['gpu_memory_utilization']:g}"}
-    accepted |= texts  # values of flags
-    # how many ranks share a ledger
-    accepted |= {str(n) for n in range(1, len(data["ranks"]) + 1)}
-    numbers = _NUMBER.findall(shown)
-    assert len(numbers) > 30
-    assert [n for n in numbers if n not in accepted] == []
+    more = {
+        s
+        for rank in data["ranks"]
+        for n in sums_of(rank, data["gpu"]["cuda_total_bytes"], 0)
+        for s in spellings(n)
+    }
+    more |= {str(rank["pp_rank"]) for rank in data["ranks"]}
+    more |= {"0", "0 B", f"{data['engine']['gpu_memory_utilization']:g}"}
+    more |= {str(n) for n in range(len(data["ranks"]) + 1)}  # how many ranks share a ledger
+    assert len(NUMBER.findall(without_texts_of(data, shown))) > 30
+    assert only_in_text(shown, data, more) == []
+
+
+@CHEAP
+@given(left=cases, right=cases)
+def test_compare_shows_no_number_that_its_json_has_not(left: dict[str, Any], right: dict[str, Any]) -> None:
+    """Any two plans, of different models too; the JSON holds to its schema and its differences add up."""
+    found = [planned(case, gpu(case["gpu"]), get_release(case["version"])) for case in (left, right)]
+    a, b = found
+    assume(a is not None and b is not None)
+    assert a is not None
+    assert b is not None
+    rows = compared(a, b)
+    data = json.loads(json.dumps(comparison_to_dict(("left", "right"), rows)))
+    jsonschema.validate(data, compare_schema())
+    text = io.StringIO()
+    print_comparison(
+        (a, b), ("left", "right"), rows, Console(file=text, width=100_000, highlight=False, emoji=False)
+    )
+    differences = (row["difference"] for row in data["rows"] if isinstance(row["difference"], float))
+    more = {f"{n:+,.2f}" for n in differences} | {
+        f"{n:,.2f}" for n in values_in(data) if isinstance(n, float)
+    }
+    more |= {f"{n:,}" for n in values_in(data) if isinstance(n, float)}
+    sentences = [plan.verdict.message for plan in (a, b)]  # printed below the table
+    assert only_in_text(text.getvalue(), [data, sentences], more) == []
+    for side, plan in (("a", a), ("b", b)):
+        if isinstance(plan, Plan):
+            assert {row["name"]: row[side] for row in data["rows"]}.items() >= flat(
+                plan_to_dict(plan)
+            ).items()
+
+
+def flat(plan: dict[str, Any]) -> dict[str, Any]:
+    """Figures of `plan --json` under the names that rows of a comparison have."""
+    rank = min(plan["ranks"], key=lambda rank: rank["num_blocks_own"])
+    keys = ("requested_bytes", "weights_bytes", "activation_peak_bytes", "non_torch_bytes", "runner_buffers_bytes",
+            "graph_applied_bytes", "available_kv_bytes", "device_used_bytes")  # fmt: skip
+    return {
+        **{key: rank[key] for key in keys},
+        "cuda_total_bytes": plan["gpu"]["cuda_total_bytes"],
+        "kv_cache_size_tokens": plan["kv_cache"]["size_tokens"],
+        "max_concurrency": plan["kv_cache"]["max_concurrency"],
+        "max_model_len_that_fits": plan["verdict"]["max_model_len_that_fits"],
+        "status": plan["verdict"]["status"],
+        "model_runner": plan["engine"]["model_runner"],
+        "gpu": plan["gpu"]["name"],
+    }
 
 
 def test_the_number_check_can_fail() -> None:
     """A figure of the report that JSON lacks is found."""
-    assert set(_NUMBER.findall("KV cache 1,234 tokens, 3.53x, +17.09 GiB, (35.60 GiB to 37.80 GiB)")) == {
+    assert set(NUMBER.findall("KV cache 1,234 tokens, 3.53x, +17.09 GiB, (35.60 GiB to 37.80 GiB)")) == {
         "1,234", "3.53", "+17.09", "35.60", "37.80",
     }  # fmt: skip
     assert "1,235" not in set(spellings(1234))

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 from vllm_capacity.cli import run
+from vllm_capacity.report.compare_schema import compare_schema
 
 MODEL = ("--model", "Qwen/Qwen3-8B")
 
 
 def rows(capsys: pytest.CaptureFixture[str], *words: str) -> dict[tuple[str, str], dict[str, Any]]:
     assert run(["compare", "--json", *words]) == 0
-    found = json.loads(capsys.readouterr().out)["rows"]
-    return {(row["group"], row["name"]): row for row in found}
+    found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, compare_schema())
+    return {(row["group"], row["name"]): row for row in found["rows"]}
 
 
 def test_two_releases_differ_by_what_their_plans_differ(capsys: pytest.CaptureFixture[str]):

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from vllm_capacity.cli import run
 from vllm_capacity.validate import planning
 from vllm_capacity.validate.record import RunRecord, RunRequest, append_record, read_records
 from vllm_capacity.validate.runner import RunnerSettings
 from vllm_capacity.validate.runner import run as run_engine
+from vllm_capacity.validate.schema import comparison_schema
 
 from .test_compare import plan_for
 
@@ -69,7 +71,9 @@ def test_one_run_is_recorded_compared_and_judged(
     assert "KV cache tokens +1.00 %, within 3 %" in capsys.readouterr().out
     assert validate(*engine_flags(request), "--tolerance", "0.5", "--json") == 1
     shown = json.loads(capsys.readouterr().out)
+    jsonschema.validate(shown, comparison_schema())
     assert shown["rows"][0]["name"] == "kv_cache_size_tokens"
+    assert {"weights_bytes", "available_kv_bytes", "cuda_context"} <= {row["name"] for row in shown["rows"]}
     records = read_records(Path("records.jsonl"))
     assert [r.status.value for r in records] == ["ok", "ok"]
     assert records[0].request.flags == {"max_num_batched_tokens": 2048, "max_num_seqs": 64}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 from vllm_capacity.errors import InputError
 from vllm_capacity.validate.record import (
@@ -13,6 +14,7 @@ from vllm_capacity.validate.record import (
     parse_record,
     read_records,
 )
+from vllm_capacity.validate.schema import record_schema
 
 
 def record(name: str, status: RunStatus = RunStatus.OK) -> RunRecord:
@@ -82,3 +84,11 @@ def test_records_of_before_1_0_0_are_read_under_todays_names() -> None:
     old = old.replace('"low_bytes":', '"low":').replace('"high_bytes":', '"high":')
     assert old != new
     assert parse_record(old) == parse_record(new)
+
+
+@pytest.mark.parametrize("release", ["0.26.0", "0.33.0"])
+def test_records_hold_to_their_published_schema(release: str) -> None:
+    file = Path(__file__).parents[1] / "data" / "records" / f"h200_vllm_{release}.jsonl"
+    check = jsonschema.Draft202012Validator(record_schema())
+    for line in file.read_text(encoding="utf-8").splitlines():
+        check.validate(json.loads(line))

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 import vllm_capacity
 from vllm_capacity.cli import run
+from vllm_capacity.cli.schema import SCHEMAS, published
 from vllm_capacity.inputs.catalogue import find_entry
 from vllm_capacity.report.explain_schema import explain_schema
 from vllm_capacity.report.json_report import plan_to_dict
@@ -324,9 +325,10 @@ def test_no_page_of_documentation_that_would_load_scripts_from_elsewhere(server:
         assert server.get(path).status_code == 404
 
 
-@pytest.mark.parametrize("name", ["plan", "size", "explain"])
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_the_command_prints_the_published_schemas(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(["schema", name])
     schema = json.loads(capsys.readouterr().out)
     jsonschema.Draft202012Validator.check_schema(schema)
-    assert schema == {"plan": plan_schema, "size": size_schema, "explain": explain_schema}[name]()
+    assert schema == published(name)
+    assert schema["title"] == f"vllm-capacity {name}"
