@@ -39,7 +39,7 @@ from vllm_capacity.overheads.unmodelled import unmodelled_warnings
 from vllm_capacity.parallel import stage_bounds
 from vllm_capacity.releases.release import Release
 from vllm_capacity.verdict import judge
-from vllm_capacity.weights.encoder_modules import built_outside
+from vllm_capacity.weights.encoder_modules import whole_towers
 from vllm_capacity.weights.layout import check_layout
 from vllm_capacity.weights.rank import RankWeights, parameter_total, whole_weights
 from vllm_capacity.weights.terms import load_peak_bytes, weight_terms
@@ -109,7 +109,7 @@ def _plan(
         config = _without_window(config)
     architecture = _architecture(config, release, pooling_conversion(args))
     engine = resolve_engine(args, given, architecture, device, release)
-    check_layout(architecture, engine.parallel, release, built_outside(architecture, args))
+    check_layout(architecture, engine.parallel, release, whole_towers(architecture, args))
     layers = layer_specs(config, architecture, engine, device, release)
     groups = group_layers(layers, release, hybrid_disabled=engine.hybrid_kv_cache_manager_disabled)
     stages = stage_bounds(architecture.num_hidden_layers, engine.parallel)

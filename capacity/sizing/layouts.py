@@ -10,7 +10,7 @@ from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError, RefusedError
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.releases.release import Release
-from vllm_capacity.weights.encoder_modules import built_outside
+from vllm_capacity.weights.encoder_modules import whole_towers
 from vllm_capacity.weights.layout import check_layout
 
 MOST_STAGES = 8
@@ -61,7 +61,7 @@ def layouts(
     planned for models with experts only: without them its ranks are engines of their own, which is what replicas are.
     """
     found = []
-    dcp, outside = args.decode_context_parallel_size, built_outside(architecture, args)
+    dcp, outside = args.decode_context_parallel_size, whole_towers(architecture, args)
     for tp, pp, dp in _sizes(fixed, bool(architecture.num_experts), node_gpus, most_gpus):
         for expert_parallel in _expert_choices(fixed, architecture, tp * dp):
             parallel = ParallelConfig(tp=tp, pp=pp, dp=dp, expert_parallel=expert_parallel, dcp=dcp)

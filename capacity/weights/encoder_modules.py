@@ -24,20 +24,23 @@ DIVIDED_ALWAYS = ("multi_modal_projector.",)
 
 
 def outside_here(ctx: RankContext) -> tuple[Placed, ...]:
-    """What `built_outside` says of this rank."""
-    late = ctx.pp_rank > 0 and ctx.engine.model_runner == "V2" and ctx.release.has("encoder_on_first_stage")
-    return built_outside(ctx.architecture, ctx.engine.args, late=late)
-
-
-def built_outside(architecture: Architecture, args: EngineArgs, *, late: bool = False) -> tuple[Placed, ...]:
-    """`architecture.outside` without the encoder's modules that are not built, linears whole where they are not divided.
-
-    `late`: on a pipeline stage after the first, where the release builds no encoder.
+    """`ctx.architecture.outside` without the encoder's modules that this rank does not build, linears whole where
+    they are not divided.
     """
+    architecture, args = ctx.architecture, ctx.engine.args
     if not any(placed.modalities for placed in architecture.outside):
         return architecture.outside
-    whole = architecture.encoder_tp_data and args.other("mm_encoder_tp_mode") == "data"
-    return _outside(architecture.outside, ALL if late else _absent(args), bool(whole))
+    late = ctx.pp_rank > 0 and ctx.engine.model_runner == "V2" and ctx.release.has("encoder_on_first_stage")
+    return _outside(architecture.outside, ALL if late else _absent(args), _whole_linears(architecture, args))
+
+
+def whole_towers(architecture: Architecture, args: EngineArgs) -> tuple[Placed, ...]:
+    """`architecture.outside`, linears whole where they are not divided."""
+    return _outside(architecture.outside, frozenset(), _whole_linears(architecture, args))
+
+
+def _whole_linears(architecture: Architecture, args: EngineArgs) -> bool:
+    return architecture.encoder_tp_data and args.other("mm_encoder_tp_mode") == "data"
 
 
 def _absent(args: EngineArgs) -> frozenset[str]:

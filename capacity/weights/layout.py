@@ -59,7 +59,8 @@ def check_layout(
 ) -> None:
     """Raises RefusedError(INVALID_LAYOUT) where that release of vLLM does not start with this layout.
 
-    `outside` is what flags leave of `architecture.outside` (`built_outside`): a tower that is not built refuses nothing.
+    `outside` is `architecture.outside` as flags divide it (`whole_towers`). A tower refuses a layout even where no modality
+    needs it: its class is run with every module's weights thrown away (`_mark_tower_model`, models/interfaces.py).
 
     In vLLM's order: the parallel sizes among themselves (config/parallel.py, `_validate_parallel_config`),
     the sizes against the model (config/model.py, `verify_with_parallel_config`), then every layer's own

@@ -21,12 +21,15 @@ def install() -> None:
     def new(cls: Any, data: Any = None, requires_grad: bool = True, **_attributes: Any) -> Any:
         # the Transformers backend makes a parameter anew with all attributes of the old one
         kind = cls.__mro__[1] if issubclass(cls, FakeTensor) else cls
+        if isinstance(data, torch.nn.Parameter) and isinstance(data, FakeTensor):
+            data = data.detach()  # `module.to(...)` makes one of another, whose class detaching would lose
         made = make(kind, data, requires_grad)
         if isinstance(made, FakeTensor):
             made.__class__ = _both(kind)
         return made
 
     torch.nn.Parameter.__new__ = new
+    _nothing_to_swap()
     _scales_with_values()
 
 
@@ -35,6 +38,21 @@ def _both(cls: Any) -> Any:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return type(cls.__name__, (cls, FakeTensor), {})
+
+
+def _nothing_to_swap() -> None:
+    """`module.to(...)` swaps a parameter without storage for the converted one, which fails where something refers to it
+    weakly; one that was right already needs no swap (torch/nn/modules/module.py: Module._apply).
+    """
+    import torch
+
+    swap = torch.utils.swap_tensors
+
+    def swap_converted(one: Any, other: Any) -> None:
+        if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+            swap(one, other)
+
+    torch.utils.swap_tensors = swap_converted
 
 
 def _scales_with_values() -> None:
