@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 import click
+from vllm_capacity.cli import common_options
 from vllm_capacity.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command("compare", context_settings={"ignore_unknown_options": True})
 @click.argument("sides", nargs=-1, type=click.UNPROCESSED, metavar="A B [FLAGS OF plan FOR BOTH]")
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+@common_options.as_json
 def command(sides: tuple[str, ...], as_json: bool) -> int:
     """Put two plans side by side, with the difference per term.
 

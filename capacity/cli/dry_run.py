@@ -20,7 +20,7 @@ from vllm_capacity.cli.engine_options import NAMES, engine_options
     "--python",
     default=sys.executable,
     metavar="PATH",
-    help="Python of an environment that has vLLM. Default: this one.",
+    help=f"{common_options.PYTHON} Default: this one.",
 )
 @click.option("--ranks", default="ends", show_default=True, metavar="ends|all|0,7",
               help="Ranks to run; ends: one per pipeline stage.")  # fmt: skip
@@ -29,7 +29,8 @@ from vllm_capacity.cli.engine_options import NAMES, engine_options
     default=10,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Tensors alive at the peak to list.",
+    metavar="N",
+    help="How many to list. Tensors alive at the peak.",
 )
 @common_options.revision
 @common_options.offline
@@ -39,11 +40,13 @@ from vllm_capacity.cli.engine_options import NAMES, engine_options
 @common_options.free_memory
 @common_options.used_memory
 @click.option("--vllm-version", metavar="X.Y.Z", shell_complete=candidates.releases,
-              help="Must be the one in --python; default: that one.")  # fmt: skip
+              help=f"{common_options.VLLM_VERSION} Must be the one in --python, which is the default.")  # fmt: skip
 @common_options.usage
 @common_options.environment
 @click.option(
-    "--calibration", metavar="FILE|none", help="Correction factors of the terms that come from the plan."
+    "--calibration",
+    metavar="FILE|none",
+    help=f"{common_options.CALIBRATION} Of the terms that come from the plan.",
 )
 @click.option("--update-golden", metavar="LIST", help="Build the models of a YAML list as test data instead.")
 @click.option(
@@ -54,7 +57,7 @@ from vllm_capacity.cli.engine_options import NAMES, engine_options
     "--json",
     "as_json",
     is_flag=True,
-    help="Everything, as JSON: the shape of `plan --json` and a key `dry_run`.",
+    help="Everything, as JSON; the form of `plan --json` and a key `dry_run`.",
 )
 @engine_options
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- vllm serve MODEL ...]")

@@ -18,7 +18,7 @@ SIZES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("--tensor-parallel-size", "-tp", "--tp"),
         "N",
-        "GPUs that each layer is split over; 1,2,4 gives a column per degree.",
+        "GPUs that each layer is split over; `plan` gives a column for each of 1,2,4.",
     ),
     (("--pipeline-parallel-size", "-pp", "--pp"), "N", "Pipeline stages."),
     (
@@ -31,9 +31,17 @@ SIZES: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "N",
         "Ranks that share one sequence's KV cache in decode.",
     ),
-    (("--max-model-len",), "N", "Longest request; 32k = 32,000, 32K = 32,768, or auto for what fits."),
-    (("--gpu-memory-utilization",), "U", "Share of the GPU's total memory that vLLM may use."),
-    (("--kv-cache-memory-bytes",), "SIZE", "KV cache per GPU, in place of the share."),
+    (
+        ("--max-model-len",),
+        "N",
+        "Longest request, in tokens; 32k = 32,000, 32K = 32,768, or auto for what fits.",
+    ),
+    (("--gpu-memory-utilization",), "U", "Share of the GPU's total memory that vLLM may use, 0 to 1."),
+    (
+        ("--kv-cache-memory-bytes",),
+        "SIZE",
+        "KV cache per GPU, in place of the share: 20GiB, or a number of bytes.",
+    ),
     (("--max-num-batched-tokens",), "N", "Tokens of one batch."),
     (("--max-num-seqs",), "N", "Sequences of one batch."),
     (("--kv-cache-dtype",), "DTYPE", "auto, bfloat16, fp8, ..."),

@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     "--model",
     metavar="MODEL",
     shell_complete=candidates.models,
-    help="Where the log does not name it: a folder, a config.json, a catalogue id, or a Hugging Face id.",
+    help=f"{common_options.MODEL} Default: what the log names.",
 )
 @click.option("--gpu", metavar="NAME", shell_complete=candidates.gpus,
-              help="Where the log leaves it open: a GPU of the catalogue (`gpus`).")  # fmt: skip
+              help=f"{common_options.GPU} Default: what the log shows.")  # fmt: skip
 @click.option("--vllm-version", metavar="X.Y.Z", shell_complete=candidates.releases,
-              help="Where the log does not name it.")  # fmt: skip
+              help=f"{common_options.VLLM_VERSION} Default: what the log names.")  # fmt: skip
 @common_options.offline
 @click.option(
-    "--record",
+    "--records",
     "record_file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Append the run to a file of validation records.",
+    help=f"{common_options.RECORDS} The log's run becomes one.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+@common_options.as_json
 def command(
     log: str | None,
     model: str | None,

@@ -9,9 +9,7 @@ import click
 
 @click.command("models")
 @click.argument("text", required=False)
-@click.option(
-    "--json", "as_json", is_flag=True, help="Everything the catalogue says of each model, as JSON lines."
-)
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON; a line per model.")
 def command(text: str | None, as_json: bool) -> int:
     """Search the bundled model catalogue by part of a name.
 

@@ -40,9 +40,8 @@ EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
 @common_options.used_memory
 @common_options.vllm_version
 @common_options.usage
-@click.option(
-    "--concurrency", type=click.IntRange(min=1), help="Do this many requests of --max-model-len fit at once?"
-)
+@click.option("--concurrency", type=click.IntRange(min=1), metavar="N",
+              help=f"{common_options.CONCURRENCY} Says whether they fit.")  # fmt: skip
 @common_options.environment
 @common_options.calibration
 @common_options.allow_unmodelled
@@ -56,11 +55,14 @@ EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
     "--python",
     default=None,
     metavar="PATH",
-    help="With --check: Python of an environment that has vLLM. Default: this one.",
+    help=f"{common_options.PYTHON} With --check. Default: this one.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON (see `vllm-capacity schema`).")
+@common_options.as_json
 @click.option(
-    "--plot", metavar="FILE", type=click.Path(path_type=Path), help="A stacked bar per GPU, .svg or .png."
+    "--plot",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Picture to write, .svg or .png. A stacked bar per GPU.",
 )
 @report_option
 @click.option(
@@ -68,7 +70,8 @@ EXIT_CODES = {Status.STARTS: 0, Status.DOES_NOT_START: 1, Status.TOO_CLOSE: 3}
     type=click.Choice(["serve", "compose", "kubernetes"]),
     help="A deployment snippet, not the plan.",
 )
-@click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, help="With --emit. Default: 8.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), metavar="N", default=8,
+              help=f"{common_options.GPUS_PER_NODE} With --emit. Default: 8.")  # fmt: skip
 @engine_options
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- vllm serve MODEL ...]")
 @click.pass_context

@@ -13,10 +13,10 @@ from vllm_capacity.errors import InputError
 @click.argument("records", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--output", metavar="FILE", type=click.Path(path_type=Path),
               help="File to write. Default: the user's calibration file.")  # fmt: skip
-@click.option("--minimum-runs", type=click.IntRange(min=2), default=3, show_default=True,
+@click.option("--minimum-runs", type=click.IntRange(min=2), metavar="N", default=3, show_default=True,
               help="Runs that an entry needs.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the file instead of writing it.")
-@click.option("--json", "as_json", is_flag=True, help="Everything that was fitted, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON; all that was fitted.")
 def command(
     records: tuple[Path, ...], output: Path | None, minimum_runs: int, dry_run: bool, as_json: bool
 ) -> int:

@@ -27,14 +27,17 @@ SORTS = ("cost", "gpus", "headroom", "tokens")
 @common_options.model
 @common_options.revision
 @common_options.offline
-@click.option("--concurrency", type=click.IntRange(min=1), help="Requests of --max-model-len tokens at once.")
-@click.option("--prompt-tokens", type=click.IntRange(min=1), help="Workload: mean prompt length.")
-@click.option("--prompt-p95", type=click.IntRange(min=1), help="Its 95th percentile. Default: the mean.")
-@click.option("--output-tokens", type=click.IntRange(min=1), help="Workload: mean output length.")
-@click.option("--output-p95", type=click.IntRange(min=1), help="Its 95th percentile. Default: the mean.")
-@click.option(
-    "--concurrent-users", type=click.IntRange(min=1), help="Workload or trace: requests in flight at once."
-)
+@click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help=common_options.CONCURRENCY)
+@click.option("--prompt-tokens", type=click.IntRange(min=1), metavar="N",
+              help=f"{common_options.PROMPT_TOKENS} Of a workload.")  # fmt: skip
+@click.option("--prompt-p95", type=click.IntRange(min=1), metavar="N",
+              help="Its 95th percentile, in tokens. Default: the mean.")  # fmt: skip
+@click.option("--output-tokens", type=click.IntRange(min=1), metavar="N",
+              help=f"{common_options.OUTPUT_TOKENS} Of a workload.")  # fmt: skip
+@click.option("--output-p95", type=click.IntRange(min=1), metavar="N",
+              help="Its 95th percentile, in tokens. Default: the mean.")  # fmt: skip
+@click.option("--concurrent-users", type=click.IntRange(min=1), metavar="N",
+              help="Requests in flight at once, of a workload or a trace.")  # fmt: skip
 @click.option(
     "--trace", metavar="FILE", type=click.Path(path_type=Path), help="Real requests, .jsonl or .csv."
 )
@@ -42,12 +45,14 @@ SORTS = ("cost", "gpus", "headroom", "tokens")
     "--time-unit",
     type=click.Choice(["s", "ms", "us"]),
     default="s",
+    show_default=True,
     help="Of numbers in the trace's time columns.",
 )
 @click.option(
     "--output-speed",
     type=click.FloatRange(min=0, min_open=True),
-    help="Trace without durations: tokens/s of one request.",
+    metavar="X",
+    help="Tokens per second of one request, for a trace without durations.",
 )
 @click.option(
     "--prefix-share",
@@ -57,13 +62,15 @@ SORTS = ("cost", "gpus", "headroom", "tokens")
     help="Share of each prompt that all requests have in common.",
 )
 @click.option("--gpu", "gpus", metavar="A,B", shell_complete=candidates.gpus,
-              help="Only these GPUs. Default: the whole catalogue.")  # fmt: skip
-@click.option("--vendor", metavar="NAME", help="Only GPUs of nvidia or amd.")
+              help=f"{common_options.GPU} Only these. Default: all of them.")  # fmt: skip
+@click.option("--vendor", metavar="NAME", help="Only GPUs of that vendor: nvidia or amd.")
 @click.option("--node", "boxes", metavar="GPUxN,...", help="Boxes to buy whole, for example h100x8,l40sx4.")
-@click.option("--gpus-per-node", type=click.IntRange(min=1), help="Buy any GPU in boxes of so many.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), metavar="N",
+              help=f"{common_options.GPUS_PER_NODE} Any GPU is then bought in whole boxes.")  # fmt: skip
 @click.option(
     "--max-gpus",
     type=click.IntRange(1, 1024),
+    metavar="N",
     default=16,
     show_default=True,
     help="Most GPUs of one replica.",
@@ -75,9 +82,13 @@ SORTS = ("cost", "gpus", "headroom", "tokens")
     "--prices", metavar="FILE", type=click.Path(path_type=Path), help="Prices, as docs/sizing.md shows."
 )
 @click.option(
-    "--sort", type=click.Choice(SORTS), default=None, help="Default: cost with --prices, else gpus."
+    "--sort",
+    type=click.Choice(SORTS),
+    default=None,
+    help="Least cost, fewest GPUs, most headroom or most KV cache tokens first. Default: cost with --prices, else gpus.",
 )
-@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of the table.")
+@click.option("--top", type=click.IntRange(min=1), metavar="N", default=12, show_default=True,
+              help="How many to list. Rows of the table.")  # fmt: skip
 @click.option(
     "--all",
     "show_all",
@@ -97,11 +108,11 @@ SORTS = ("cost", "gpus", "headroom", "tokens")
     "--plot",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Tokens and concurrency against context, .svg or .png.",
+    help="Picture to write, .svg or .png. KV cache tokens and requests at once against max_model_len.",
 )
 @report_option
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
-@click.option("--csv", "as_csv", is_flag=True, help="One line per row.")
+@common_options.as_json
+@click.option("--csv", "as_csv", is_flag=True, help="One line per row, with the columns of --json.")
 @engine_options
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- vllm serve MODEL ...]")
 def command(command_line: tuple[str, ...], **options: Any) -> int:

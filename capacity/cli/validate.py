@@ -74,7 +74,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
     type=click.Path(path_type=Path),
     default=Path("records.jsonl"),
     show_default=True,
-    help="File that records are appended to; runs that it holds are not run again.",
+    help=f"{common_options.RECORDS} Runs that it holds are not run again.",
 )
 @click.option(
     "--work",
@@ -85,7 +85,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
     help="Folder for logs and compile caches.",
 )
 @click.option("--python", default=sys.executable, metavar="PATH",
-              help="Python of an environment that has vLLM. Default: this one.")  # fmt: skip
+              help=f"{common_options.PYTHON} Default: this one.")  # fmt: skip
 @click.option("--usage", type=click.Choice(["server", "offline"]), default="server",
               help="vllm serve (default) or the LLM class.")  # fmt: skip
 @click.option(
@@ -96,10 +96,18 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
     help="dummy: no weights needed; auto: real ones.",
 )
 @click.option(
-    "--requests", "count", type=int, default=4, show_default=True, help="Requests of the first batch."
+    "--requests",
+    "count",
+    type=int,
+    metavar="N",
+    default=4,
+    show_default=True,
+    help="Requests of the first batch.",
 )
-@click.option("--prompt-tokens", type=int, default=512, show_default=True, help="Their prompt length.")
-@click.option("--output-tokens", type=int, default=16, show_default=True, help="Their output length.")
+@click.option("--prompt-tokens", type=int, metavar="N", default=512, show_default=True,
+              help=f"{common_options.PROMPT_TOKENS} All have this one.")  # fmt: skip
+@click.option("--output-tokens", type=int, metavar="N", default=16, show_default=True,
+              help=f"{common_options.OUTPUT_TOKENS} All have this one.")  # fmt: skip
 @click.option("--env", "env", multiple=True, metavar="NAME=VALUE",
               help="An environment variable of the server.")  # fmt: skip
 @click.option("--limit", callback=_seconds, default="10m", show_default=True, metavar="TIME",
@@ -107,7 +115,8 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option("--budget", callback=_seconds, metavar="TIME",
               help="Time for all runs; none is started that would not finish.")  # fmt: skip
 @click.option("--gpus", metavar="0,1,...", help="Indices of the GPUs to use, for example 0,1. Default: all.")
-@click.option("--tolerance", type=float, default=3.0, show_default=True, help="Per cent of the KV cache.")
+@click.option("--tolerance", type=float, metavar="X", default=3.0, show_default=True,
+              help="How far the KV cache tokens may be off, in per cent.")  # fmt: skip
 @click.option(
     "--peak-tensors", is_flag=True, help="Also record which tensors were alive at the profiling peak."
 )
@@ -119,8 +128,8 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 )
 @common_options.calibration
 @click.option("--vllm-version", metavar="X.Y.Z", shell_complete=candidates.releases,
-              help="Release to plan for. Default: the one installed in --python.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+              help=f"{common_options.VLLM_VERSION} Default: the one in --python.")  # fmt: skip
+@common_options.as_json
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> int:
     """Run the real vLLM on this machine's GPUs and compare what it used with the plan.

@@ -107,8 +107,8 @@ def test_record_makes_a_validation_record(
 ) -> None:
     """The record is one that `validate` reads and compares with its plan."""
     file = tmp_path / "runs.jsonl"
-    explain("--record", str(file), str(LOGS / name))
-    explain("--record", str(file), str(LOGS / name))
+    explain("--records", str(file), str(LOGS / name))
+    explain("--records", str(file), str(LOGS / name))
     capsys.readouterr()
     records = read_records(file, tolerate_tail=False)
     assert len(records) == 2

@@ -86,14 +86,39 @@ def test_every_option_says_what_it_is_and_what_it_takes(name: str):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_option_that_several_commands_take_is_written_alike(name: str):
-    """The same name takes the same kind of value; words may tell what it means for that command."""
+    """The same name takes the same kind of value, and the first sentence says the same; a command may add to it."""
     several = {"--gpu": {"NAME", "A,B"}}
-    mine = {p.opts[0]: p.metavar for p in command_of(name).params if isinstance(p, click.Option)}
+    mine = {p.opts[0]: p for p in command_of(name).params if isinstance(p, click.Option)}
     for other in COMMANDS:
         for option in command_of(other).params:
-            flag = option.opts[0]
-            if flag in mine and mine[flag] != option.metavar:
-                assert {mine[flag], option.metavar} <= several.get(flag, set()), (other, flag)
+            own = mine.get(option.opts[0])
+            if own is None or not isinstance(option, click.Option):
+                continue
+            assert own.metavar == option.metavar or {own.metavar, option.metavar} <= several[own.opts[0]], (
+                other
+            )
+            assert first_sentence(own) == first_sentence(option), (other, own.opts[0])
+
+
+def first_sentence(option: click.Option) -> str:
+    return re.split(r"[.;:](?: |$)", option.help or "")[0]
+
+
+UNITS = re.compile(
+    r"tokens|bytes|GiB|requests|sequences|seconds|GPUs|per cent|stages|engines|blocks|0 to 1|share|ranks|port|rows|runs|10m|list",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_that_takes_a_number_says_of_what(name: str):
+    numbers = {"N", "X", "U", "SIZE", "TIME", "0..1"}
+    for option in command_of(name).params:
+        if isinstance(option, click.Option) and (
+            option.metavar in numbers
+            or isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
+        ):
+            assert UNITS.search(option.help or ""), option.opts[0]
 
 
 def test_help_of_the_whole_names_every_command_and_runs(capsys: pytest.CaptureFixture[str]):

@@ -89,7 +89,7 @@ def test_explain_on_a_full_disk_is_one_line_and_loses_nothing(tiny_disk: Path) -
             ballast.write(bytes(4096))
             ballast.flush()
     log = next(iter(sorted(LOG.glob("**/*.log"))))
-    done = run("explain", str(log), "--record", str(path), "--offline")
+    done = run("explain", str(log), "--records", str(path), "--offline")
     one_line(done, "cannot be written (No space left on device)", "the record is kept in ")
     assert names(path) == ["first"]
     Path(done.error.strip().rpartition(" is kept in ")[2]).unlink()
@@ -312,7 +312,12 @@ def test_a_home_that_cannot_be_read_does_not_matter_to_a_plan(tmp_path: Path) ->
 def test_records_in_a_read_only_folder_are_one_line(read_only: Path) -> None:
     log = next(iter(sorted(LOG.glob("**/*.log"))))
     done = run(
-        "explain", str(log), "--record", str(read_only / "r.jsonl"), "--offline", prefix=without_root_rights()
+        "explain",
+        str(log),
+        "--records",
+        str(read_only / "r.jsonl"),
+        "--offline",
+        prefix=without_root_rights(),
     )
     one_line(done, "cannot be written (Permission denied)", "the record is kept in ")
     Path(done.error.strip().rpartition(" is kept in ")[2]).unlink()
