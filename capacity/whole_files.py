@@ -14,13 +14,16 @@ from typing import IO, BinaryIO
 COPY_BYTES = 1 << 20
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """`data` becomes the content of `path`: readers see the old file or the new one. Raises OSError."""
+def replace_file(path: Path, data: bytes, *, lasting: bool = True) -> None:
+    """`data` becomes the content of `path`: readers see the old file or the new one. Raises OSError.
+
+    What is not `lasting`, a cache, does not wait for the disk.
+    """
     path = path.resolve()  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         _check_regular(path.stat())
-    with _replacement(path) as file:
+    with _replacement(path, lasting=lasting) as file:
         file.write(data)
 
 
@@ -76,14 +79,15 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _replacement(path: Path, *, keep: bool = True) -> Iterator[IO[bytes]]:
+def _replacement(path: Path, *, keep: bool = True, lasting: bool = True) -> Iterator[IO[bytes]]:
     """A file beside `path` that takes its place, with its permissions, once it is written; else it is removed."""
     temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                os.fsync(file.fileno())
         if keep:
             with suppress(FileNotFoundError):
                 temporary.chmod(path.stat().st_mode & 0o777)

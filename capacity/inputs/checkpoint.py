@@ -7,13 +7,13 @@ its headers.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_capacity.errors import InputError
+from vllm_capacity.inputs.hub_cache import cached_commit, model_folder
 from vllm_capacity.inputs.model_config import ModelConfig
 
 if TYPE_CHECKING:
@@ -81,53 +81,23 @@ def _has_safetensors(folder: Path) -> bool:
 def cached_snapshot(spec: str, revision: str | None) -> Path | None:
     """The folder in which huggingface_hub keeps this model's files, if it has a safetensors file.
 
-    Layout: <cache>/models--owner--name/refs/<revision> holds the commit, snapshots/<commit>/ the files
-    (https://huggingface.co/docs/huggingface_hub/guides/manage-cache). Found without importing the library.
+    Found without importing the library.
     """
-    commit = _cached_commit(spec, revision)
+    commit = cached_commit(spec, revision)
     if commit is None:
         return None
-    folder = _hub_cache() / _folder_name(spec) / "snapshots" / commit
+    folder = model_folder(spec) / "snapshots" / commit
     return folder if _has_safetensors(folder) else None
 
 
 def _kept_headers(spec: str, revision: str | None) -> CheckpointHeaders | None:
     """Headers that an earlier `--weights headers` of this commit left in our own cache."""
-    commit = _cached_commit(spec, revision)
+    commit = cached_commit(spec, revision)
     if commit is None:
         return None
     from vllm_capacity.inputs.safetensors_headers import load_cached
 
     return load_cached(spec, commit)
-
-
-def _cached_commit(spec: str, revision: str | None) -> str | None:
-    if spec.count("/") != 1 or ".." in spec:
-        return None
-    revision = revision or "main"
-    if len(revision) == 40 and all(c in "0123456789abcdef" for c in revision):
-        return revision
-    if ".." in revision:
-        return None
-    try:
-        commit = (_hub_cache() / _folder_name(spec) / "refs" / revision).read_text()[:64].strip()
-    except (OSError, ValueError):
-        return None
-    return commit if commit.isalnum() else None
-
-
-def _hub_cache() -> Path:
-    """huggingface_hub/constants.py: HF_HUB_CACHE (HUGGINGFACE_HUB_CACHE), else HF_HOME/hub, else ~/.cache."""
-    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    if given:
-        return Path(given).expanduser()
-    home = os.environ.get("HF_HOME")
-    base = Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return base.expanduser() / "hub"
-
-
-def _folder_name(spec: str) -> str:
-    return "models--" + spec.replace("/", "--")
 
 
 # -- what vLLM itself takes from the checkpoint --------------------------------------------------------------

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import ssl
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from vllm_capacity.errors import InputError
@@ -20,52 +18,8 @@ T = TypeVar("T")
 
 ATTEMPTS = 4
 TIMEOUT_S = 20.0
-PATIENCE = 6
-"""So many times the timeout of a single read (HF_HUB_DOWNLOAD_TIMEOUT) may one file take."""
-WATCH_S = 0.1
 LONGEST_PAUSE_S = 10
 MAX_SKIPPED_BYTES = 100 * 1000 * 1000
-
-
-class OutOfTimeError(Exception):
-    """A server that sends a byte now and then never trips the timeout of a single read."""
-
-
-def patience_s() -> float:
-    """How long one file or header may take in all."""
-    from huggingface_hub import constants
-
-    return PATIENCE * float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
-
-
-def in_time(call: Callable[[], T], seconds: float, watch: Callable[[], None] | None = None) -> T:
-    """What `call` gives, or its exception; OutOfTimeError if it takes longer (it is then left alone).
-
-    `watch` is called now and then meanwhile, and may raise.
-    """
-    answers: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
-
-    def work() -> None:
-        try:
-            answers.put((call(), None))
-        except BaseException as error:
-            answers.put((None, error))
-
-    threading.Thread(target=work, daemon=True).start()
-    deadline = time.monotonic() + seconds
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise OutOfTimeError(f"no answer within {seconds:.0f} s")
-        try:
-            value, error = answers.get(timeout=min(left, WATCH_S))
-            break
-        except Empty:
-            if watch is not None:
-                watch()
-    if error is not None:
-        raise error
-    return cast(T, value)
 
 
 def retry(call: Callable[[], T], *, answered_only: bool = False) -> T:

@@ -1,23 +1,23 @@
 """Fetches a model's small files from the Hugging Face Hub.
 
-Uses huggingface_hub (imported here and nowhere at start-up; only calls that exist from 0.34 to 2.x), so
-HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE mean what they mean elsewhere. Every failure becomes one
-InputError line that says what to do.
+The usual answers come without a library (plain_hub.py). All else is huggingface_hub's (imported here and nowhere at
+start-up; only calls that exist from 0.34 to 2.x), so HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE mean what they
+mean elsewhere. Every failure becomes one InputError line that says what to do.
 """
 
 from __future__ import annotations
 
-import logging
-import urllib.error
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_capacity.errors import InputError
+from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.config_json import CONFIG_NAME, MAX_CONFIG_BYTES, QUANTISATION_NAME, parse_json
-from vllm_capacity.inputs.http_ranges import OutOfTimeError, in_time, patience_s, retry
+from vllm_capacity.inputs.hub_cache import cached_file
+from vllm_capacity.inputs.patience import OutOfTimeError, in_time, patience_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class HubFile:
     commit: str | None
     fresh: bool
     """False when the Hub was not asked or did not answer and the cache answered instead."""
+    endpoint: str = ""
+    """The Hub that answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,22 @@ def fetch_config(
         )
         if beside is not None:
             quantization = _parse(beside, f"{QUANTISATION_NAME} of {repository}")
-    where = f"Hugging Face Hub ({_endpoint_name()}" if file.fresh else "Hugging Face cache on this machine ("
+    where = (
+        f"Hugging Face Hub ({_name(file.endpoint)}" if file.fresh else "Hugging Face cache on this machine ("
+    )
     commit = f"commit {file.commit[:12]}" if file.commit else f"revision {revision or 'main'}"
     source = f"{where}, {commit})" if file.fresh else f"{where}{commit})"
     return HubConfig(root, quantization, file.commit, source)
+
+
+def is_offline() -> bool:
+    """Whether the environment forbids the network."""
+    if not any(os.environ.get(name) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+        return False
+    check_settings()
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def check_settings() -> None:
@@ -108,9 +122,24 @@ def fetch_file(
     it travels, and a cached file of the same commit is used as it is. Without an answer the cached file is
     used.
     """
+    if not offline:
+        from vllm_capacity.inputs.plain_hub import MISSING, PlainFile, fetch
+
+        try:
+            plain = fetch(repository, name, revision, limit)
+        except OutOfTimeError as error:
+            kept = cached_file(repository, name, revision)
+            if kept is None:
+                raise explain(error, repository, name, revision, hint) from None
+            return HubFile(*kept, fresh=False)
+        if isinstance(plain, PlainFile):
+            return HubFile(plain.path, plain.commit, fresh=True, endpoint=plain.endpoint)
+        if plain is MISSING and optional:
+            return None
     check_settings()
     import huggingface_hub as hub
     from huggingface_hub import constants
+    from vllm_capacity.inputs.http_ranges import retry
 
     cached = hub.try_to_load_from_cache(repository, name, revision=revision)
     known = HubFile(Path(cached), _commit_of(cached), fresh=False) if isinstance(cached, str) else None
@@ -140,7 +169,7 @@ def fetch_file(
     if facts.size > limit:
         raise InputError(f"{repository}: {name} has {facts.size:,} bytes; at most {limit:,} are read")
     if known is not None and known.commit == facts.commit_hash and known.path.is_file():
-        return HubFile(known.path, known.commit, fresh=True)
+        return HubFile(known.path, known.commit, fresh=True, endpoint=constants.ENDPOINT)
     try:
         with _quiet():
             path = _download(repository, name, revision, limit)
@@ -148,7 +177,7 @@ def fetch_file(
         raise
     except Exception as error:  # as above
         raise explain(error, repository, name, revision, hint) from None
-    return HubFile(Path(path), facts.commit_hash, fresh=True)
+    return HubFile(Path(path), facts.commit_hash, fresh=True, endpoint=constants.ENDPOINT)
 
 
 def _download(repository: str, name: str, revision: str | None, limit: int) -> str:
@@ -182,6 +211,8 @@ def explain(
     error: BaseException, repository: str, name: str, revision: str | None, hint: str = ""
 ) -> InputError:
     """One line that says what happened and what to do about it."""
+    import urllib.error
+
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.LocalEntryNotFoundError):
@@ -272,7 +303,11 @@ def _has_token() -> bool:
 def _endpoint_name() -> str:
     from huggingface_hub import constants
 
-    return constants.ENDPOINT.removeprefix("https://").removeprefix("http://")
+    return _name(constants.ENDPOINT)
+
+
+def _name(endpoint: str) -> str:
+    return endpoint.removeprefix("https://").removeprefix("http://")
 
 
 def _commit_of(path: str) -> str | None:
@@ -285,6 +320,8 @@ def _commit_of(path: str) -> str | None:
 def _quiet() -> Iterator[None]:
     """No progress bar for a file of a few kilobytes, no warnings beside our own line; the settings are
     restored."""
+    import logging
+
     from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,
         disable_progress_bars,

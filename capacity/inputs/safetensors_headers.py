@@ -12,12 +12,13 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from vllm_capacity.errors import InputError
-from vllm_capacity.inputs.http_ranges import OutOfTimeError, get_range, patience_s, retry
+from vllm_capacity.frozen import dataclass
+from vllm_capacity.inputs.hub_cache import cached_file
+from vllm_capacity.inputs.patience import OutOfTimeError, patience_s
 from vllm_capacity.inputs.safetensors_format import (
     DTYPE_BITS,
     TensorInfo,
@@ -127,20 +128,16 @@ def read_hub(
     repository: str, *, revision: str | None = None, offline: bool = False, progress: Progress | None = None
 ) -> CheckpointHeaders:
     """Headers of a repository by HTTP range requests; cached by commit."""
-    from vllm_capacity.inputs.hub import check_settings, explain, fetch_file, read_bounded
+    from vllm_capacity.inputs.hub import explain, fetch_file, is_offline, read_bounded
 
-    check_settings()
-    import huggingface_hub as hub
-    from huggingface_hub import constants
-
-    offline = offline or bool(constants.HF_HUB_OFFLINE)
+    offline = offline or is_offline()
     index = fetch_file(
         repository, INDEX_NAME, revision=revision, offline=offline, optional=True, limit=MAX_INDEX_BYTES
     )
     commit = index.commit if index else None
     if commit is None and offline:
-        cached = hub.try_to_load_from_cache(repository, "config.json", revision=revision)
-        commit = Path(cached).parts[-2] if isinstance(cached, str) else None
+        cached = cached_file(repository, "config.json", revision)
+        commit = cached[1] if cached else None
     if commit is not None:
         kept = load_cached(repository, commit)
         if kept is not None:
@@ -152,18 +149,7 @@ def read_hub(
         names = shard_names(read_bounded(index.path, MAX_INDEX_BYTES), f"{INDEX_NAME} of {repository}")
 
     def read(name: str) -> tuple[str, list[TensorInfo], str | None]:
-        url = hub.hf_hub_url(repository, name, revision=commit or revision)
-        what = f"{name} of {repository}"
-        facts = retry(lambda: hub.get_hf_file_metadata(url))
-        location = facts.location or url
-        first = get_range(location, 0, FIRST_BYTES - 1)
-        length = header_length(first, what, facts.size)
-        data = first[8 : 8 + length]
-        if len(data) < length:
-            data += get_range(location, 8 + len(data), 7 + length)
-        if len(data) != length:
-            raise InputError(f"{what} arrived incomplete; try again")
-        return name, parse_header(data, what, facts.size and facts.size - 8 - length), facts.commit_hash
+        return name, *_read_shard(repository, name, commit or revision)
 
     try:
         shards = _in_parallel(read, names, progress)
@@ -183,6 +169,35 @@ def read_hub(
     if commit is not None:
         _store_cached(repository, commit, headers)
     return headers
+
+
+def _read_shard(repository: str, name: str, revision: str | None) -> tuple[list[TensorInfo], str | None]:
+    """(tensors, commit) of one file, plainly where that goes, else as huggingface_hub does it."""
+    from vllm_capacity.inputs.plain_hub import start_of
+
+    what = f"{name} of {repository}"
+    start = start_of(
+        repository, name, revision, FIRST_BYTES, lambda first, size: 8 + header_length(first, what, size)
+    )
+    if start is not None:
+        length = header_length(start.data, what, start.size)
+        return parse_header(start.data[8 : 8 + length], what, start.size - 8 - length), start.commit
+    import huggingface_hub as hub
+    from vllm_capacity.inputs.http_ranges import get_range, retry
+    from vllm_capacity.inputs.hub import check_settings
+
+    check_settings()
+    url = hub.hf_hub_url(repository, name, revision=revision)
+    facts = retry(lambda: hub.get_hf_file_metadata(url))
+    location = facts.location or url
+    first = get_range(location, 0, FIRST_BYTES - 1)
+    length = header_length(first, what, facts.size)
+    data = first[8 : 8 + length]
+    if len(data) < length:
+        data += get_range(location, 8 + len(data), 7 + length)
+    if len(data) != length:
+        raise InputError(f"{what} arrived incomplete; try again")
+    return parse_header(data, what, facts.size and facts.size - 8 - length), facts.commit_hash
 
 
 def _in_parallel(
@@ -274,4 +289,4 @@ def _store_cached(repository: str, commit: str, headers: CheckpointHeaders) -> N
         "tensors": [(t.name, t.dtype, t.shape, t.n_bytes) for t in headers.tensors],
     }
     with suppress(OSError):
-        replace_file(file, json.dumps(value, separators=(",", ":")).encode())
+        replace_file(file, json.dumps(value, separators=(",", ":")).encode(), lasting=False)

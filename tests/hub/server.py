@@ -59,6 +59,9 @@ class HubServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = (
+                True  # as real servers: a body does not wait until its headers have arrived
+            )
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -174,7 +177,7 @@ class HubServer:
             headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
             self._send(request, 206, data[first : last + 1], body, headers, truncate=repository.truncate)
             return
-        size = repository.claimed_size if not body else None
+        size = repository.claimed_size
         self._send(request, 200, data, body, headers, truncate=repository.truncate, size=size)
 
     def _refuse(

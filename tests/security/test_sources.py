@@ -28,6 +28,7 @@ MAKES_PROCESSES = {
 CONNECTS = {
     "capacity/inputs/http_ranges.py": "safetensors headers from the Hub, when asked",
     "capacity/inputs/hub.py": "configs from the Hub, when asked",
+    "capacity/inputs/plain_hub.py": "the usual answers of the Hub, when asked",
     "capacity/inputs/safetensors_headers.py": "the same: which ranges",
     "capacity/web/": "listens; on 127.0.0.1 unless told otherwise",
     "validate/runner.py": "a free port for data-parallel engines, on 127.0.0.1",
