@@ -14,7 +14,7 @@ from vllm_capacity.inputs.environment import check_environment
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.inputs.models import load_model
 from vllm_capacity.planner import make_plan
-from vllm_capacity.request import add_headers, choose_device, choose_release, used_by_others
+from vllm_capacity.request import add_draft, add_headers, choose_device, choose_release, used_by_others
 
 
 def plan(
@@ -50,6 +50,7 @@ def plan(
         config, warnings = add_headers(config, model, {"weights": weights})
     else:
         config = normalise("config", {**model, **args.hf_overrides}, source="a config given as a mapping")
+    config = add_draft(config, args, {})
     device = gpu if isinstance(gpu, Device) else choose_device({"gpu": gpu})
     return make_plan(
         config,

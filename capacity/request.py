@@ -107,7 +107,7 @@ def resolve_inputs(
     config, header_warnings = load(model, args) if load else _load(model, args, options)
     return Inputs(
         model=model,
-        config=config,
+        config=add_draft(config, args, options, bundled_only=load is not None),
         args=args,
         degrees=degrees or (args.tensor_parallel_size,),
         device=device,
@@ -131,6 +131,17 @@ def _load(model: str, args: EngineArgs, options: Mapping[str, Any]) -> tuple[Mod
         offline=bool(options.get("offline")),
     )
     return add_headers(config, model, options)
+
+
+def add_draft(
+    config: ModelConfig, args: EngineArgs, options: Mapping[str, Any], *, bundled_only: bool = False
+) -> ModelConfig:
+    """The config with that of the draft model which `--speculative-config` names, where it can be read."""
+    if not args.other("speculative_config"):
+        return config
+    from vllm_capacity.inputs.models import with_draft
+
+    return with_draft(config, args, offline=bool(options.get("offline")), bundled_only=bundled_only)
 
 
 def add_headers(

@@ -16,7 +16,7 @@ import yaml
 from vllm_capacity.answer import Plan, RankPlan
 from vllm_capacity.inputs.engine_args import merge_engine_args
 from vllm_capacity.inputs.gpus import find_device
-from vllm_capacity.inputs.models import load_model
+from vllm_capacity.inputs.models import load_model, with_draft
 from vllm_capacity.planner import make_plan
 from vllm_capacity.releases import get_release
 
@@ -46,10 +46,12 @@ def plan_of(name: str) -> Plan:
         "decode_context_parallel_size": case["dcp"],
         "enable_expert_parallel": case["ep"],
         "kv_cache_memory_bytes": case["available_kv_bytes"],
+        "load_format": "dummy",
         **case["flags"],
     }
     args = merge_engine_args(None, flags, release=release)
-    plan = make_plan(load_model(case["model"]), args, find_device(case["gpu"]), release, suggestions=False)
+    config = with_draft(load_model(case["model"], hf_overrides=args.hf_overrides), args)
+    plan = make_plan(config, args, find_device(case["gpu"]), release, suggestions=False)
     assert isinstance(plan, Plan), plan.verdict.message
     return plan
 

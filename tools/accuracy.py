@@ -20,7 +20,7 @@ from vllm_capacity.calibration import load_calibration
 from vllm_capacity.errors import CapacityError
 from vllm_capacity.inputs.engine_args import parse_engine_args
 from vllm_capacity.inputs.gpus import find_device
-from vllm_capacity.inputs.models import load_model
+from vllm_capacity.inputs.models import load_model, with_draft
 from vllm_capacity.planner import make_plan
 from vllm_capacity.releases import get_release
 from vllm_capacity.report.json_report import plan_to_dict
@@ -267,7 +267,7 @@ def _planned(
             {**given, "usage": usage, "environment": dict(environment or {})}, release=release
         )
         plan = make_plan(
-            config or load_model(model, offline=True), args, device, release,
+            with_draft(config or load_model(model, offline=True), args, offline=True), args, device, release,
             suggestions=False, calibration=load_calibration("none"),
         )  # fmt: skip
         report = plan_to_dict(plan)

@@ -30,16 +30,18 @@ def plan_request(
     from vllm_capacity.inputs.models import load_model
     from vllm_capacity.planner import make_plan
     from vllm_capacity.report.json_report import plan_to_dict
-    from vllm_capacity.request import choose_device, choose_release
+    from vllm_capacity.request import add_draft, choose_device, choose_release
 
     release, source = choose_release(version, None)
     flags = {k: v for k, v in request.flags.items() if v is not None}
     if request.config_changes:
         flags["hf_overrides"] = {**request.config_changes, **flags.get("hf_overrides", {})}
+    # vLLM's rules for dummy weights differ where a checkpoint says what a draft shares with its target
+    flags.setdefault("load_format", request.load_format)
     args = parse_engine_args({**flags, "usage": request.usage, "environment": request.env}, release=release)
     known = calibration if isinstance(calibration, Calibration) else load_calibration(calibration)
     answer = make_plan(
-        load_model(request.model, hf_overrides=args.hf_overrides),
+        add_draft(load_model(request.model, hf_overrides=args.hf_overrides), args, {}),
         args,
         choose_device({"gpu": gpu}),
         release,

@@ -31,7 +31,7 @@ from vllm_capacity.architecture.modules import (
     Tensor,
 )
 from vllm_capacity.architecture.state_space import gated_delta_modules, gated_delta_net
-from vllm_capacity.architecture.vision import multimodal, qwen3_vision
+from vllm_capacity.architecture.vision import multimodal, positions_once, qwen3_vision
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release
@@ -65,14 +65,12 @@ def qwen3_next(config: ModelConfig, release: Release) -> Architecture:
 
 def qwen3_5(config: ModelConfig, release: Release) -> Architecture:
     """Qwen3_5ForCausalLM: the dense text model."""
-    del release
-    return qwen3_5_text(config, sparse=False, name="Qwen3_5ForCausalLM")
+    return positions_once(qwen3_5_text(config, sparse=False, name="Qwen3_5ForCausalLM"), config, release)
 
 
 def qwen3_5_moe(config: ModelConfig, release: Release) -> Architecture:
     """Qwen3_5MoeForCausalLM: every layer is sparse."""
-    del release
-    return qwen3_5_text(config, sparse=True, name="Qwen3_5MoeForCausalLM")
+    return positions_once(qwen3_5_text(config, sparse=True, name="Qwen3_5MoeForCausalLM"), config, release)
 
 
 def qwen3_5_multimodal(config: ModelConfig, release: Release) -> Architecture:

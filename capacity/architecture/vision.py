@@ -17,6 +17,7 @@ from vllm_capacity.architecture.modules import Architecture, Linear, Module, Pla
 from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.inputs.config_defaults import class_defaults, fill
 from vllm_capacity.inputs.model_config import ModelConfig, SubConfig
+from vllm_capacity.releases.release import Release
 
 
 def everywhere(modules: Iterable[Module], count: int = 1) -> tuple[Placed, ...]:
@@ -90,6 +91,24 @@ def multimodal(
         is_multimodal=True,
         encoder_tp_data=tp_data,
     )
+
+
+def positions_once(text: Architecture, config: ModelConfig, release: Release) -> Architecture:
+    """The text model of Qwen3-VL and Qwen3.5, whose M-RoPE cache has one row a position where the release builds it so
+    (`mrope_positions_factor`, qwen3_vl.py, asked by qwen3_5.py and qwen3_vl_moe.py too; 0.33.0). Video pruning, which keeps
+    four, is not modelled.
+    """
+    if not release.has("qwen3_mrope_positions_once") or "mrope_section" not in common.rope_parameters(config):
+        return text
+
+    def shorter(placed: Placed) -> Placed:
+        module = placed.module
+        if not isinstance(module, Tensor) or not module.name.endswith("rotary_emb.cos_sin_cache"):
+            return placed
+        rows, size = module.shape
+        return replace(placed, module=replace(module, shape=(rows // common.M_ROPE_FACTOR, size)))
+
+    return replace(text, outside=tuple(shorter(placed) for placed in text.outside))
 
 
 def vision_part(config: ModelConfig) -> SubConfig:

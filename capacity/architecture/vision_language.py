@@ -18,7 +18,14 @@ from vllm_capacity.architecture.modules import Architecture, Linear, Module, Pla
 from vllm_capacity.architecture.qwen2 import qwen2
 from vllm_capacity.architecture.qwen3 import qwen3
 from vllm_capacity.architecture.qwen3_moe import qwen3_moe
-from vllm_capacity.architecture.vision import everywhere, linear, multimodal, qwen3_vision, vision_part
+from vllm_capacity.architecture.vision import (
+    everywhere,
+    linear,
+    multimodal,
+    positions_once,
+    qwen3_vision,
+    vision_part,
+)
 from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release
@@ -27,7 +34,7 @@ from vllm_capacity.releases.release import Release
 def qwen3_vl(config: ModelConfig, release: Release) -> Architecture:
     """Qwen3VLForConditionalGeneration."""
     return multimodal(
-        qwen3(config, release),
+        positions_once(qwen3(config, release), config, release),
         "Qwen3VLForConditionalGeneration",
         qwen3_vision(config),
         buffers=_deepstack(config),
@@ -37,8 +44,8 @@ def qwen3_vl(config: ModelConfig, release: Release) -> Architecture:
 def qwen3_vl_moe(config: ModelConfig, release: Release) -> Architecture:
     """Qwen3VLMoeForConditionalGeneration."""
     return multimodal(
-        qwen3_moe(config, release), "Qwen3VLMoeForConditionalGeneration", qwen3_vision(config),
-        buffers=_deepstack(config),
+        positions_once(qwen3_moe(config, release), config, release), "Qwen3VLMoeForConditionalGeneration",
+        qwen3_vision(config), buffers=_deepstack(config),
     )  # fmt: skip
 
 

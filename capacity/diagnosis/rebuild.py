@@ -12,7 +12,7 @@ from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import CapacityError, InputError
 from vllm_capacity.inputs.gpus import find_device, list_devices
 from vllm_capacity.inputs.model_config import ModelConfig
-from vllm_capacity.inputs.models import load_model
+from vllm_capacity.inputs.models import load_model, with_draft
 from vllm_capacity.logs.arguments import as_flag_values
 from vllm_capacity.logs.record import StartRecord
 from vllm_capacity.releases import get_release, newest_release, supported_releases
@@ -79,6 +79,7 @@ def rebuild(start: StartRecord, given: Given) -> tuple[Rebuilt | None, tuple[str
     args = engine_args(start, release, assumed, missing, read_files=given.read_files)
     if args is None:
         return None, tuple(missing), tuple(assumed)
+    config = with_draft(config, args, offline=given.offline, bundled_only=given.load is not None)
     try:
         plan = _plan(config, args, device, release, 0)
         others = 0

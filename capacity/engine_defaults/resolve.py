@@ -6,6 +6,7 @@ from vllm_capacity.architecture.modules import Architecture
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs, EngineConfig
 from vllm_capacity.engine_defaults.backends import resolve_backends
+from vllm_capacity.engine_defaults.draft_models import draft_length
 from vllm_capacity.engine_defaults.dtypes import resolve_dtype, resolve_kv_cache_dtype, storage_dtype
 from vllm_capacity.engine_defaults.facts import is_moe, refuse, runner_type
 from vllm_capacity.engine_defaults.graph_support import settle_graphs
@@ -79,9 +80,8 @@ def resolve_engine(
     check_micro_batches(args, device, release)
     v2 = runner == "V2"
     async_scheduling = resolve_async_scheduling(args, speculation, release, pooling=pooling, runs_on_v2=v2)
-    draft_len = config.facts.get("draft_max_model_len")
-    if v2 and isinstance(draft_len, int) and release.has("max_len_limited_by_draft"):
-        max_model_len = min(max_model_len, draft_len)
+    if v2 and release.has("max_len_limited_by_draft"):
+        max_model_len = min(max_model_len, draft_length(speculation, config, release) or max_model_len)
     compilation = resolve_compilation(
         args,
         config,

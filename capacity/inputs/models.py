@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.catalogue import find_entry, load_entry, suggestions
 from vllm_capacity.inputs.config_json import apply_overrides, normalise, read_config
 from vllm_capacity.inputs.model_config import ModelConfig
+
+WITHOUT_CONFIG = frozenset({"ngram", "ngram_gpu", "suffix", "extract_hidden_states"})
+"""Values of a speculative config's `model` that name a method (config/speculative.py: __post_init__)."""
 
 _REPOSITORY = re.compile(r"^[A-Za-z0-9](?:[\w.-]*[\w])?(?:/[A-Za-z0-9_](?:[\w.-]*[\w])?)?$", re.ASCII)
 _LOOKS_LIKE_PATH = re.compile(r"^(?:[./~\\]|[A-Za-z]:[\\/])|\.json$")
@@ -41,6 +46,33 @@ def load_model(
     if entry is not None and revision is None:
         return load_entry(entry, hf_overrides)
     return _load_from_hub(spec, revision, hf_overrides, offline)
+
+
+def with_draft(
+    config: ModelConfig, args: EngineArgs, *, offline: bool = False, bundled_only: bool = False
+) -> ModelConfig:
+    """`config` with the config.json of the model that `--speculative-config` names among its facts (`draft_config`).
+
+    `bundled_only` looks into the catalogue alone. A name that says nothing here (a folder of another machine, a private
+    repository) leaves it out, which the plan notes.
+    """
+    given = args.other("speculative_config")
+    name = given.get("model") if isinstance(given, Mapping) else None
+    if not isinstance(name, str) or name.strip("[]") in WITHOUT_CONFIG:
+        return config
+    entry = find_entry(name)
+    if entry is None and bundled_only:
+        return config
+    try:
+        draft = load_entry(entry) if entry is not None else load_model(name, offline=offline)
+    except InputError:
+        return config
+    return replace(config, facts={**config.facts, "draft_config": _as_read(draft)})
+
+
+def _as_read(config: ModelConfig) -> Mapping[str, Any]:
+    block = config.quantization
+    return config.root if block is None else {**config.root, "quantization_config": block}
 
 
 def _local_path(spec: str) -> Path | None:

@@ -7,21 +7,20 @@ Source: draft attention layers register in the same `static_forward_context` as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from vllm_capacity.architecture.modules import Architecture, Attention, Mixer, StateSpace
+from vllm_capacity.architecture.modules import Architecture, Mixer, StateSpace
 from vllm_capacity.engine import EngineConfig
+from vllm_capacity.engine_defaults.draft_models import draft_of
 from vllm_capacity.engine_defaults.speculation import Speculation, resolve_speculation
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.model_config import ModelConfig
+from vllm_capacity.releases.release import Release
 
 _WITHOUT_CACHE = frozenset({None, "ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"})
 _NEXTN_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "n_predict")
 
 
 def draft_mixers(
-    config: ModelConfig, architecture: Architecture, engine: EngineConfig
+    config: ModelConfig, architecture: Architecture, engine: EngineConfig, release: Release
 ) -> tuple[tuple[Mixer, ...], tuple[str, ...]]:
     """The attention of each draft layer, and notes on what is not counted."""
     speculation = resolve_speculation(engine.args, config)
@@ -30,14 +29,21 @@ def draft_mixers(
     if speculation.method == "mtp":
         count = next((config.size(key) for key in _NEXTN_KEYS if config.get(key)), 1)
         return (_last_attention(architecture),) * count, ()
-    if speculation.draft:
-        return _from_config(speculation.draft, architecture), ()
-    return (), (_unknown(speculation),)
+    draft = draft_of(
+        speculation, engine.args, config, architecture, release, max_model_len=engine.max_model_len
+    )
+    if draft is None:
+        return (), (_unknown(speculation),)
+    layers = sorted(
+        ((i, g.mixers) for g in draft.architecture.layers for i in g.indices), key=lambda pair: pair[0]
+    )
+    return tuple(mixer for _, mixers in layers for mixer in mixers), ()
 
 
 def _unknown(speculation: Speculation) -> str:
     return (
-        f"the KV cache of the {speculation.method} draft model is not counted: its config is not known; "
+        f"the KV cache of the {speculation.method} draft model is not counted: its config is not known, or its class not "
+        "modelled; "
         "it takes as much per token as its attention layers would alone"
     )
 
@@ -55,17 +61,3 @@ def _last_attention(architecture: Architecture) -> Mixer:
             "--speculative-config: speculative decoding of a model without attention layers is not modelled"
         )
     return max(attention, key=lambda pair: pair[0])[1]
-
-
-def _from_config(draft: Mapping[str, Any], architecture: Architecture) -> tuple[Mixer, ...]:
-    """Full attention by the draft's own config.json."""
-    del architecture
-    heads = int(draft["num_attention_heads"])
-    size = int(draft.get("head_dim") or int(draft["hidden_size"]) // heads)
-    mixer = Attention(
-        num_heads=heads,
-        num_kv_heads=int(draft.get("num_key_value_heads") or heads),
-        head_size=size,
-        head_size_v=size,
-    )
-    return (mixer,) * int(draft.get("num_hidden_layers") or 1)

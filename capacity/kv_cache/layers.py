@@ -61,7 +61,7 @@ def layer_specs(
     Raises RefusedError where vLLM finds no backend or block size, InputError for layers that are not
     modelled.
     """
-    drafts, notes = draft_mixers(config, architecture, engine)
+    drafts, notes = draft_mixers(config, architecture, engine, release)
     setting = Setting(
         config=config, architecture=architecture, engine=engine, device=device, release=release,
         skipped=_skipped_layers(architecture, engine),

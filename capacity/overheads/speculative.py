@@ -7,16 +7,15 @@ models/deepseek_mtp.py (0.26.0).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from vllm_capacity.context import RankContext
+from vllm_capacity.engine_defaults.draft_models import Draft, draft_of
 from vllm_capacity.engine_defaults.speculation import Speculation, resolve_speculation
-from vllm_capacity.errors import InputError
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.terms import nothing
-from vllm_capacity.units import DTYPE_BYTES, round_up
+from vllm_capacity.units import DTYPE_BYTES
 
 SOURCE = "v1/worker/gpu/spec_decode/speculator.py; v1/spec_decode/llm_base_proposer.py"
 _NEXTN_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "n_predict")
@@ -60,7 +59,11 @@ def _weights(ctx: RankContext, speculation: Speculation) -> MemoryTerm:
         )
     if method == "mtp":
         return _mtp(ctx)
-    if not speculation.draft:
+    draft = draft_of(
+        speculation, ctx.engine.args, ctx.config, ctx.architecture, ctx.release,
+        max_model_len=ctx.engine.max_model_len,
+    )  # fmt: skip
+    if draft is None:
         return term(
             "draft_weights",
             Component.SPECULATIVE,
@@ -68,11 +71,9 @@ def _weights(ctx: RankContext, speculation: Speculation) -> MemoryTerm:
             lifetime=Lifetime.LOAD,
             source=SOURCE,
             high=_share_of_target(ctx),
-            note=f"the {method} draft's config.json is not known: its weights are not counted",
+            note=f"the {method} draft's config.json is not known, or its class not modelled: its weights are not counted",
         )
-    if method in ("eagle", "eagle3"):
-        return _eagle(ctx, speculation.draft, eagle3=method == "eagle3")
-    return _draft_model(ctx, speculation.draft)
+    return _own(ctx, speculation, draft)
 
 
 def _share_of_target(ctx: RankContext) -> int:
@@ -111,80 +112,35 @@ def _mtp(ctx: RankContext) -> MemoryTerm:
     )
 
 
-def _number(draft: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = draft.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(
-            f"--speculative-config: the draft's {key!r} must be a positive integer, not {value!r:.60}"
-        )
-    return value
+def _own(ctx: RankContext, speculation: Speculation, draft: Draft) -> MemoryTerm:
+    """A draft with a config of its own, with the target's tensor parallelism and no pipeline.
 
-
-def _eagle(ctx: RankContext, draft: Mapping[str, Any], *, eagle3: bool) -> MemoryTerm:
-    """A Llama-like draft of a few layers, its projection, and for EAGLE-3 a head over the draft vocabulary.
-
-    EAGLE-3: qkv of the first layer reads embedding and hidden state side by side; `fc` maps three of the
-    target's hidden states to one; the embedding is shared with the target. EAGLE: `fc` maps embedding and
-    hidden state; head and embedding are shared.
+    Its quantisation is its own too (`get_draft_quant_config`, models/utils.py: 895, 0.26.0).
     """
-    tp = ctx.engine.parallel.tp
-    hidden, heads = _number(draft, "hidden_size"), _number(draft, "num_attention_heads")
-    kv_heads = _number(draft, "num_key_value_heads", heads)
-    head = _number(draft, "head_dim", hidden // heads)
-    layers, width = _number(draft, "num_hidden_layers", 1), _number(draft, "intermediate_size")
-    q, kv = heads // tp * head, 2 * max(1, kv_heads // tp) * head
-    target = int(draft.get("target_hidden_size") or ctx.architecture.hidden_size)
-    vocab = round_up(
-        _number(draft, "draft_vocab_size", _number(draft, "vocab_size", ctx.architecture.vocab_size)), 64
-    )
-    return term(
-        "draft_weights",
-        Component.SPECULATIVE,
-        "(layers * ((q + kv) * hidden + q * hidden + 3 * width * hidden + 3 * hidden)"
-        " + first * (q + kv) * hidden"
-        " + fc_inputs * hidden + head_rows * hidden + hidden) * el + 8 * map_rows",
-        lifetime=Lifetime.LOAD,
-        source="model_executor/models/llama_eagle3.py; models/llama_eagle.py",
-        note="the embedding is the model's own",
-        layers=layers,
-        q=q,
-        kv=kv,
-        hidden=hidden,
-        width=width // tp,
-        first=int(eagle3),
-        fc_inputs=3 * target if eagle3 else 2 * hidden,
-        head_rows=vocab // tp if eagle3 else 0,
-        map_rows=vocab if eagle3 and "draft_vocab_size" in draft else 0,
-        el=DTYPE_BYTES[ctx.engine.dtype],
-    )
-
-
-def _draft_model(ctx: RankContext, draft: Mapping[str, Any]) -> MemoryTerm:
-    """A whole model of its own, with the target's tensor parallelism and no pipeline."""
-    from vllm_capacity.architecture.registry import build_architecture
-    from vllm_capacity.inputs.config_json import normalise
     from vllm_capacity.weights.rank import rank_weights
 
-    config = normalise("the draft model", draft, source="--speculative-config")
-    architecture = build_architecture(config, ctx.release)
-    layers = tuple((group, len(group.indices)) for group in architecture.layers)
+    layers = tuple((group, len(group.indices)) for group in draft.architecture.layers)
     parallel = replace(ctx.engine.parallel, pp=1, layer_partition=None)
-    quantization = (config.quantization or {}).get("quant_method")
+    quantization = (draft.config.quantization or {}).get("quant_method")
     own = replace(
         ctx,
-        config=config,
-        architecture=architecture,
+        config=draft.config,
+        architecture=draft.architecture,
         layers=layers,
         pp_rank=0,
         kv_groups=(),
         engine=replace(ctx.engine, parallel=parallel, quantization=quantization),
     )
+    head = speculation.method in ("eagle", "eagle3")
     return term(
         "draft_weights",
         Component.SPECULATIVE,
         "weights",
         lifetime=Lifetime.LOAD,
-        source="v1/worker/gpu/spec_decode; v1/spec_decode/draft_model.py",
+        source="model_executor/models/llama_eagle3.py, llama_eagle.py"
+        if head
+        else "v1/spec_decode/draft_model.py",
+        note="the embedding is the model's own" if head and ctx.engine.parallel.pp == 1 else "",
         weights=rank_weights(own).n_bytes,
     )
 

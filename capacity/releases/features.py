@@ -41,6 +41,10 @@ FEATURES: tuple[Feature, ...] = (
     Feature("tier_160_gib", "0.28.0", None, "engine/arg_utils.py: get_batch_defaults",
             "devices of at least 160 GiB default to 16,384 tokens a batch and 1,024 sequences in "
             "every usage"),
+    Feature("qwen3_mrope_positions_once", "0.32.0", None, "models/qwen3_vl.py: mrope_positions_factor",
+            "the M-RoPE cache of Qwen3-VL and Qwen3.5 has one row a position; before, four"),
+    Feature("eagle3_map_if_smaller", "0.30.0", None, "models/llama_eagle3.py: Eagle3LlamaForCausalLM.__init__",
+            "an EAGLE-3 head maps token ids only where its vocabulary is not the target's"),
     Feature("bitsandbytes", None, "0.27.1",
             "model_executor/layers/quantization/__init__.py: QuantizationMethods",
             "quantisation method bitsandbytes exists"),

@@ -10,7 +10,7 @@ from vllm_capacity.calibration import load_calibration
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError
 from vllm_capacity.inputs.models import load_model
-from vllm_capacity.request import Load, degrees_of, engine_args_of
+from vllm_capacity.request import Load, add_draft, degrees_of, engine_args_of
 from vllm_capacity.sizing.demand import LENGTH_STEP, Demand, from_concurrency, from_workload
 from vllm_capacity.sizing.layouts import Fixed
 from vllm_capacity.sizing.nodes import choose_nodes
@@ -87,6 +87,7 @@ def ask(
             hf_overrides=line.args.hf_overrides,
             offline=bool(options.get("offline")),
         )
+    config = add_draft(config, line.args, options, bundled_only=load is not None)
     demand = _demand(options, line.args)
     args = replace(line.args, max_model_len=line.args.max_model_len or demand.longest_tokens)
     if line.args.max_model_len is not None and line.args.max_model_len <= demand.longest_tokens - LENGTH_STEP:

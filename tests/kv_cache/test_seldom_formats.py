@@ -11,11 +11,7 @@ import pytest
 from kv_building import plan
 from vllm_capacity import plan as plan_model
 from vllm_capacity.answer import Plan
-from vllm_capacity.architecture.modules import Attention
-from vllm_capacity.architecture.registry import build_architecture
 from vllm_capacity.errors import RefusedError
-from vllm_capacity.inputs.models import load_model
-from vllm_capacity.kv_cache.drafts import _from_config
 from vllm_capacity.kv_cache.merging import _merge_swa_mla
 from vllm_capacity.kv_cache.pool import bytes_per_block
 from vllm_capacity.kv_cache.specs import (
@@ -178,14 +174,6 @@ def test_a_rank_without_a_cache_has_no_bytes_to_divide_by() -> None:
     nobody = KVCacheGroup(FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128), ())
     with pytest.raises(RefusedError, match="group_size must be greater than 0"):
         bytes_per_block((nobody,), get_release("0.33.0"))
-
-
-def test_a_draft_whose_config_does_not_count_its_layers_has_one() -> None:
-    """eagle drafts: one decoder layer (models/llama_eagle3.py)."""
-    draft = {"num_attention_heads": 8, "hidden_size": 1024}
-    (mixer,) = _from_config(draft, build_architecture(load_model("Qwen/Qwen3-8B"), get_release("0.33.0")))
-    assert isinstance(mixer, Attention)
-    assert (mixer.num_kv_heads, mixer.head_size) == (8, 128)
 
 
 def test_without_a_latent_cache_pages_that_do_not_divide_are_refused() -> None:

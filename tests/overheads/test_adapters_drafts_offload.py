@@ -114,6 +114,10 @@ def test_an_unknown_draft_is_named_and_bounded_not_guessed() -> None:
 def test_eagle3_draft_by_its_config() -> None:
     """Eagle3LlamaForCausalLM: first qkv reads 2 H, fc maps 3 H to H, head over 32,000 draft tokens."""
     draft = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "max_position_embeddings": 2048,
+        "rope_theta": 500000.0,
         "hidden_size": 4096,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
@@ -124,9 +128,13 @@ def test_eagle3_draft_by_its_config() -> None:
     }
     ctx = context(speculative_config={"method": "eagle3", "model": "x/y", "num_speculative_tokens": 3})
     ctx = replace(ctx, config=replace(ctx.config, facts={**ctx.config.facts, "draft_config": draft}))
+    dummy = replace(ctx, engine=replace(ctx.engine, args=replace(ctx.engine.args, others={
+        **ctx.engine.args.others, "load_format": "dummy"})))  # fmt: skip
     layer = 6144 * 2 * 4096 + 4096 * 4096 + 3 * 14336 * 4096 + 3 * 4096
     elements = layer + 3 * 4096 * 4096 + 32000 * 4096 + 4096
-    assert named(ctx, "draft_weights").n_bytes == elements * 2 + 8 * 32000
+    # beside them the head's own rope cache and four fp32 scales
+    assert named(ctx, "draft_weights").n_bytes == elements * 2 + 8 * 32000 + 2048 * 128 * 2 + 16
+    assert named(ctx, "draft_weights").n_bytes - 32000 * 4096 * 2 == named(dummy, "draft_weights").n_bytes
 
 
 def test_ngram_needs_neither_weights_nor_buffers() -> None:

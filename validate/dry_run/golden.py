@@ -23,7 +23,7 @@ from vllm_capacity.inputs.text_files import read_yaml
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.releases import get_release
 from vllm_capacity.units import GIB
-from vllm_capacity.validate.dry_run.job import describe_gpu, make_job, write_model
+from vllm_capacity.validate.dry_run.job import describe_gpu, make_job, with_draft_folder, write_model
 from vllm_capacity.validate.dry_run.ranks import choose_ranks
 from vllm_capacity.validate.dry_run.selftest import MODEL, self_test
 from vllm_capacity.validate.dry_run.session import RankFailedError, Session
@@ -47,7 +47,9 @@ class GoldenCase:
     @property
     def name(self) -> str:
         parts = [self.model.replace("/", "--"), *self.layout.split()]
-        parts += [f"{key}-{value}" for key, value in sorted(self.flags.items()) if key != "max_model_len"]
+        parts += [
+            f"{key}-{_short(value)}" for key, value in sorted(self.flags.items()) if key != "max_model_len"
+        ]
         return "__".join([*parts, self.gpu])
 
     @property
@@ -63,6 +65,12 @@ class GoldenCase:
             else:
                 raise InputError(f"{self.model}: layout word {word!r}; write tpN, ppN, dpN, dcpN or ep")
         return values | self.flags
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return "-".join(str(item).replace("/", "--") for item in value.values())
+    return str(value)
 
 
 def read_list(path: Path) -> tuple[GoldenCase, ...]:
@@ -131,7 +139,8 @@ def build_case(session: Session, case: GoldenCase) -> dict[str, Any]:
     args = merge_engine_args(None, case.values, release=release)
     ranks = choose_ranks("ends", parallel_of(args))
     with tempfile.TemporaryDirectory(prefix="vllm-capacity-model-") as folder:
-        job = make_job(write_model(case.model, Path(folder) / "model"), args, release)
+        given = with_draft_folder(args, Path(folder))
+        job = make_job(write_model(case.model, Path(folder) / "model"), given, release)
         built = [session.rank(job.message(rank, profile=False, force_eager=False, top=0)) for rank in ranks]
         kv = session.plan_kv(ranks, [AVAILABLE_KV_BYTES] * len(ranks))
     resolved = built[0]["resolved"]

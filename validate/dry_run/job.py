@@ -12,6 +12,7 @@ from typing import Any
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.inputs.command_line import emit_command_line
+from vllm_capacity.inputs.models import WITHOUT_CONFIG
 from vllm_capacity.releases.release import Release
 
 
@@ -43,6 +44,17 @@ def make_job(folder: Path, args: EngineArgs, release: Release) -> Job:
     """The flags as the release's own parser takes them. Raises InputError for one that it does not have."""
     line = shlex.split(emit_command_line("model", replace(args, environment={}), release))
     return Job(model=str(folder), flags=tuple(line[3:]), usage=args.usage, environment=args.environment)
+
+
+def with_draft_folder(args: EngineArgs, folder: Path) -> EngineArgs:
+    """The draft model that `--speculative-config` names as a folder below `folder`, as vLLM finds no Hub. Raises InputError."""
+    given = args.other("speculative_config")
+    name = given.get("model") if isinstance(given, Mapping) else None
+    if not isinstance(name, str) or name.strip("[]") in WITHOUT_CONFIG:
+        return args
+    # vLLM looks for the method in the name
+    draft = write_model(name, folder / Path(name).name)
+    return replace(args, others={**args.others, "speculative_config": {**given, "model": str(draft)}})
 
 
 def write_model(model: str, folder: Path) -> Path:

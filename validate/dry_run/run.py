@@ -24,7 +24,7 @@ from vllm_capacity.request import Inputs
 from vllm_capacity.validate.dry_run import ranks as choosing
 from vllm_capacity.validate.dry_run import terms as making
 from vllm_capacity.validate.dry_run.golden import parallel_of
-from vllm_capacity.validate.dry_run.job import Job, describe_gpu, make_job, write_model
+from vllm_capacity.validate.dry_run.job import Job, describe_gpu, make_job, with_draft_folder, write_model
 from vllm_capacity.validate.dry_run.selftest import MODEL, self_test
 from vllm_capacity.validate.dry_run.session import RankFailedError, Session
 from vllm_capacity.validate.dry_run.stub import build_stub
@@ -88,7 +88,8 @@ def dry_run(
                 "or name another Python"
             )
         self_test(session)
-        job = make_job(write_model(inputs.model, Path(folder) / "model"), args, inputs.release)
+        given = with_draft_folder(args, Path(folder))
+        job = make_job(write_model(inputs.model, Path(folder) / "model"), given, inputs.release)
         plan, plan_error = _plan(inputs, args)
         refusal, built = "", {}
         try:
