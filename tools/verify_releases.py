@@ -53,9 +53,11 @@ def matches(wheel: WheelSource, marker: Mapping[str, Any]) -> bool:
 
 
 def shows(wheel: WheelSource, marker: Any) -> bool:
-    """A marker is one mapping; a list of them, of which all must match; or {any: [...]} / {no: marker}."""
+    """A marker is one mapping; a list of them, of which all must match; or {any: [...]} / {no: marker} / {asks: package}."""
     if isinstance(marker, list):
         return all(shows(wheel, part) for part in marker)
+    if "asks" in marker:
+        return wheel.requirement(marker["asks"]) in as_list(marker["for"])
     if "any" in marker:
         return any(shows(wheel, part) for part in marker["any"])
     negated = marker.get("no", marker.get(False))  # YAML 1.1 reads a bare `no` as false

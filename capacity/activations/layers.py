@@ -56,11 +56,22 @@ def l2_flush(ctx: RankContext) -> MemoryTerm:
         "autotune_l2_flush",
         "l2_bytes",
         "torch/_inductor/runtime/benchmarking.py: InductorBenchmarker.benchmark_gpu (torch 2.10 to 2.14)",
-        note="kernel variants are timed at a first run; with a warm cache there is no such buffer",
+        note="kernel variants are timed at a first start; with a warm cache there is no such buffer",
         low=found.low,
         high=found.high,
         l2_bytes=found.n_bytes,
     )
+
+
+def flush_at_first_run(ctx: RankContext) -> tuple[MemoryTerm, ...]:
+    """`l2_flush` where kernels of a compiled layer are timed once more, on the real tensors of the profile run.
+
+    Each is timed on examples while it is compiled, but up to torch 2.11 the saved kernel keeps all its variants; from 2.13
+    on only the one that won (torch/_inductor/runtime/triton_heuristics.py: autotune_to_one_config,
+    _prune_compile_results_to_launcher; torch 2.12 was in no release).
+    """
+    timed = ctx.engine.compiled and not ctx.release.has("kernels_timed_once")
+    return (l2_flush(ctx),) if timed else ()
 
 
 def layer_phases(
@@ -111,7 +122,7 @@ def _mlp(
     terms = list(kept)
     warm = 0
     if ctx.engine.compiled:
-        flush = l2_flush(ctx)
+        flush = flush_at_first_run(ctx)
         terms.append(
             transient(
                 "mlp_residuals",
@@ -144,9 +155,9 @@ def _mlp(
             reduced=reduced,
             el=sizes.el,
         )
-        timed = activated.n_bytes + flush.n_bytes
+        timed = sum([t.n_bytes for t in (activated, *flush)])
         warm = max(activated.n_bytes, entered.n_bytes) - max(timed, entered.n_bytes)
-        terms += [activated, flush] if timed >= entered.n_bytes else [entered]
+        terms += [activated, *flush] if timed >= entered.n_bytes else [entered]
     else:
         low = sizes.tokens * (3 * sizes.hidden + wide + width) * sizes.el
         widest = "max(gate_up, hidden + reduced)" if mlp.frees_gate_up else "gate_up + hidden + reduced"
@@ -228,8 +239,7 @@ def _attention(ctx: RankContext, sizes: Sizes, mixer: Attention, kept: tuple[Mem
         out=out,
         el=sizes.el,
     )
-    flush = (l2_flush(ctx),) if compiled else ()
-    last = max((output, *flush), key=lambda t: t.n_bytes)
+    last = max((output, *flush_at_first_run(ctx)), key=lambda t: t.n_bytes)
     terms = (
         *kept,
         transient(

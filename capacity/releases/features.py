@@ -59,6 +59,9 @@ FEATURES: tuple[Feature, ...] = (
     Feature("v2_graph_estimate", "0.29.0", None, "v1/worker/gpu/cudagraph_utils.py: profile_cudagraph_memory",
             "model runner V2 estimates CUDA graphs; before, 0"),
     # -- the profile run
+    Feature("kernels_timed_once", "0.27.0", None,
+            "torch/_inductor/runtime/triton_heuristics.py: autotune_to_one_config (torch 2.13)",
+            "kernels that compiling has timed are not timed again in the profile run"),
     Feature("v1_sampler_native_pass", "0.21.0", None, "v1/worker/gpu_model_runner.py: _dummy_sampler_run",
             "V1 profiles the sampler a second time with a generator, that is, on the native path"),
     Feature("flashinfer_sampler", "0.21.0", None, "envs.py: VLLM_USE_FLASHINFER_SAMPLER",
