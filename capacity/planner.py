@@ -32,6 +32,7 @@ from vllm_capacity.kv_cache.planning import KVCachePlan, StageKV, fill, filling_
 from vllm_capacity.kv_cache.specs import KVCacheGroup, KVLayers
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads import graph_estimate, overhead_terms
+from vllm_capacity.overheads.all_reduce import early_tensors
 from vllm_capacity.overheads.offload import offload_warnings
 from vllm_capacity.overheads.requests import SAMPLER_WARMUP, request_warnings
 from vllm_capacity.overheads.runner_buffers import runner_tensors
@@ -232,7 +233,7 @@ def _rank_kinds(
         activation = activation_peak(context)
         graphs = graph_estimate(context)
         common = (*overhead_terms(context), *activation.terms)
-        runner = runner_tensors(context)
+        runner = (*early_tensors(context), *runner_tensors(context))
         for ep_rank, ranks in _expert_shares(architecture, engine, pp_rank):
             terms = (*weight_terms(context, ep_rank, runner=runner), *common)
             budget = rank_budget(

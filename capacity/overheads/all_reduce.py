@@ -33,6 +33,15 @@ SYMMETRIC_MAX = {
 """SYMM_MEM_ALL_REDUCE_MAX_SIZES (same file)."""
 
 DEFAULT_MAX = 8 * MIB
+REDUCE_SCATTER_MAX = 16 * MIB
+"""CustomAllreduce._DEFAULT_REDUCE_SCATTER_MAX_SIZE and _DEFAULT_MNNVL_REDUCE_SCATTER_MAX_SIZE (0.27.0 to 0.33.0)."""
+MULTICAST_GATHER_MAX = {2: 8 * MIB, 4: 4 * MIB, 6: 2 * MIB, 8: 2 * MIB, 16: 2 * MIB}
+"""CustomAllreduce._DEFAULT_MNNVL_ALL_GATHER_MAX_SIZES: bytes by world size (0.27.0 to 0.33.0)."""
+RENDEZVOUS_POINTERS = (512, 512)
+"""Blocks of the peers' buffers and signal pads that a rendezvous of PyTorch's symmetric memory leaves, whether or not there is
+multicast (torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemory.cu; 1,024 bytes in the recorded starts of 0.33.0)."""
+POINTERS = 8 * MIB
+"""CustomAllreduce.rank_data."""
 META_BYTES = 80 * 1024
 """Upper bound of `ops.meta_size()`, the signal block of csrc/custom_all_reduce.cuh; rounded up to CUDA's 2
 MiB anyway.
@@ -47,19 +56,34 @@ def symmetric_bytes(ctx: RankContext) -> int:
 
 
 def all_reduce_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
-    """Custom all-reduce (two IPC buffers and 8 MiB of pointers) and the symmetric-memory buffer."""
+    """Custom all-reduce (two IPC buffers and 8 MiB of pointers, from 0.27.0 on a multicast buffer) and the buffer of the
+    all-reduce in symmetric memory.
+    """
     yield _custom(ctx)
-    yield from _pointers(ctx)
+    if not _why_no_custom(ctx):
+        yield _pointers()
+        if ctx.release.has("custom_all_gather"):
+            yield _multicast(ctx)
     yield _symmetric(ctx)
+
+
+def early_tensors(ctx: RankContext) -> tuple[int, ...]:
+    """Bytes of the tensors that custom all-reduce makes before vLLM's snapshot, in order: their segments have room left that
+    later tensors take.
+    """
+    if _why_no_custom(ctx):
+        return ()
+    return (POINTERS, *RENDEZVOUS_POINTERS) if ctx.release.has("custom_all_gather") else (POINTERS,)
 
 
 def _why_no_custom(ctx: RankContext) -> str:
     tp = ctx.engine.parallel.tp
+    supported = (2, 4, 6, 8, 16) if ctx.release.has("custom_all_gather") else (2, 4, 6, 8)
     if tp == 1:
         return "one GPU in the tensor-parallel group"
     if ctx.engine.args.other("disable_custom_all_reduce"):
         return "--disable-custom-all-reduce"
-    if tp not in (2, 4, 6, 8):
+    if tp not in supported:
         return f"not made for {tp} GPUs"
     if tp > 2 and not ctx.device.nvlink:
         return "more than two GPUs without NVLink"
@@ -77,34 +101,68 @@ def _custom(ctx: RankContext) -> MemoryTerm:
             allocator=Allocator.CUDA,
             lifetime=Lifetime.BEFORE_SNAPSHOT,
         )
-    size = DEFAULT_MAX
+    reduced = DEFAULT_MAX
     if symmetric_bytes(ctx):
-        size = min(CUSTOM_MAX.get(ctx.device.sm, {}).get(ctx.engine.parallel.tp, DEFAULT_MAX), DEFAULT_MAX)
+        reduced = min(CUSTOM_MAX.get(ctx.device.sm, {}).get(ctx.engine.parallel.tp, DEFAULT_MAX), DEFAULT_MAX)
     return term(
         "custom_all_reduce",
         Component.CUSTOM_ALL_REDUCE,
-        "round_up(buffer + meta, granule) + round_up(buffer, granule)",
+        "round_up(reduced + meta, granule) + round_up(buffer, granule)",
         allocator=Allocator.CUDA,
         lifetime=Lifetime.BEFORE_SNAPSHOT,
         source=CUSTOM,
         low=0 if not ctx.device.nvlink else None,
         note="needs peer-to-peer access",
-        buffer=size,
+        reduced=reduced,
+        buffer=max(reduced, REDUCE_SCATTER_MAX) if ctx.release.has("custom_all_gather") else reduced,
         meta=META_BYTES,
         granule=2 * MIB,
     )
 
 
-def _pointers(ctx: RankContext) -> Iterator[MemoryTerm]:
-    if not _why_no_custom(ctx):
-        yield term(
-            "custom_all_reduce_pointers",
+def _pointers() -> MemoryTerm:
+    return term(
+        "custom_all_reduce_pointers",
+        Component.CUSTOM_ALL_REDUCE,
+        "20 * 1048576",
+        source=CUSTOM,
+        note="8 MiB of pointers, in PyTorch's first segment of 20",
+        lifetime=Lifetime.BEFORE_SNAPSHOT,
+    )
+
+
+def _multicast(ctx: RankContext) -> MemoryTerm:
+    """The all-gather's and reduce-scatter's triple buffers; given back at once where a rendezvous finds no multicast."""
+    parallel, device = ctx.engine.parallel, ctx.device
+    multicast = device.nvlink and device.sm >= 90 and not _multicast_is_off(ctx)
+    size = "6 * max(gathered * world, scattered)"
+    gathered, world = MULTICAST_GATHER_MAX[parallel.tp], parallel.tp
+    if not multicast:
+        return nothing(
+            "custom_all_reduce_multicast",
             Component.CUSTOM_ALL_REDUCE,
-            "20 * 1048576",
+            "no NVLink multicast",
             source=CUSTOM,
-            note="8 MiB of pointers, in PyTorch's first segment of 20",
+            allocator=Allocator.CUDA,
             lifetime=Lifetime.BEFORE_SNAPSHOT,
         )
+    return term(
+        "custom_all_reduce_multicast",
+        Component.CUSTOM_ALL_REDUCE,
+        size,
+        allocator=Allocator.CUDA,
+        lifetime=Lifetime.BEFORE_SNAPSHOT,
+        source="distributed/device_communicators/custom_all_reduce.py: CustomAllreduce._init_mnnvl_buffer",
+        low=0,
+        note="kept where NVSwitch multicast is there, which no recorded run had",
+        gathered=gathered,
+        world=world,
+        scattered=REDUCE_SCATTER_MAX,
+    )
+
+
+def _multicast_is_off(ctx: RankContext) -> bool:
+    return ctx.engine.environment.get("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0") == "1"
 
 
 def _symmetric(ctx: RankContext) -> MemoryTerm:

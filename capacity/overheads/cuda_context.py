@@ -17,7 +17,8 @@ def cuda_context_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     PyTorch's kernels come with the runner's first tensor. With more than one GPU the groups' first collectives
     launch them earlier: then they lie before vLLM's baseline snapshot and outside of the budget. Both are seen
     in the records of one and of two GPUs (stages `baseline`, `runner_init` and `profile_peak`). Where cuBLAS is called
-    before the snapshot (from 0.33.0 on), that launches PyTorch's kernels there, and most of the others come with the runner.
+    before the snapshot (from 0.33.0 on), that launches PyTorch's kernels there, and most of the others come with the runner, or,
+    with more than one GPU, with the collectives too.
     """
     early = ctx.release.has("cublas_before_snapshot")
     alone = ctx.engine.parallel.world_size * ctx.engine.parallel.dp == 1
@@ -43,8 +44,8 @@ def cuda_context_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
             Component.CUDA_CONTEXT,
             measured(ctx, "runner_kernels"),
             allocator=Allocator.CUDA,
-            lifetime=Lifetime.RUNNER_INIT,
-            source="the driver loads modules while the model runner is built",
+            lifetime=Lifetime.RUNNER_INIT if alone else Lifetime.BEFORE_SNAPSHOT,
+            source="the driver loads modules while the model runner is built, or for the first collectives",
         )
     yield constant(
         "kernel_modules",

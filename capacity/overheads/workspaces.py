@@ -10,6 +10,7 @@ from vllm_capacity.activations.sampler import flashinfer_rows, flashinfer_scratc
 from vllm_capacity.calibration import constants
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
+from vllm_capacity.overheads.all_reduce import early_tensors
 from vllm_capacity.overheads.runner_buffers import runner_tensors, sampler_tensors
 from vllm_capacity.overheads.terms import measured
 from vllm_capacity.units import MIB
@@ -51,11 +52,12 @@ def _fragmentation(ctx: RankContext) -> MemoryTerm:
     """
     settings, release = allocator_settings(ctx.engine.environment), ctx.release
     max_split = LOAD_MAX_SPLIT if release.has("load_max_split_size") else settings.max_split
-    before = (imported_tables(ctx), *runner_tensors(ctx)) if imported_tables(ctx) else runner_tensors(ctx)
+    early, tables = early_tensors(ctx), (imported_tables(ctx),) if imported_tables(ctx) else ()
+    before = (*tables, *runner_tensors(ctx))
     left = tuple(t.n_bytes for t in (*flashinfer_scratch(ctx), *flashinfer_rows(ctx, Sizes.of(ctx))))
     unused = 0
     if not settings.expandable:
-        unused = pinned_bytes(rank_weights(ctx), before, sampler_tensors(ctx), left, max_split)
+        unused = pinned_bytes(rank_weights(ctx), early, before, sampler_tensors(ctx), left, max_split)
     if not release.has("profile_max_split_size"):
         found = measured(ctx, "allocator_fragmentation")
         low, high, note = unused, max(unused, found.high), "the profile run may add more: " + found.origin

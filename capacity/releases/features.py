@@ -28,6 +28,9 @@ FEATURES: tuple[Feature, ...] = (
     Feature("consumed_accounting", "0.27.0", None, "utils/mem_utils.py: memory_profiling",
             "non-KV memory = free before - free after profiling + transient peak; before: weights + "
             "torch peak + non-torch"),
+    Feature("custom_all_gather", "0.27.0", None,
+            "distributed/device_communicators/custom_all_reduce.py: CustomAllreduce.__init__",
+            "custom all-reduce gathers and scatters too: a buffer of 16 MiB and, with NVLink multicast, 96 MiB more"),
     Feature("profile_max_split_size", "0.31.0", None, "v1/worker/gpu_worker.py: determine_available_memory",
             "the profile run, too, runs with max_split_size_mb=20"),
     Feature("external_weight_memory", "0.32.0", None, "v1/worker/utils.py: request_memory",

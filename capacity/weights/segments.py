@@ -59,24 +59,29 @@ class _Recorder:
 
 def pinned_bytes(
     weights: RankWeights,
+    early: tuple[int, ...],
     before: tuple[int, ...],
     after: tuple[int, ...],
     profiled: tuple[int, ...],
     max_split: int | None,
 ) -> int:
-    """Bytes that stay reserved beside the tensors when loading and profiling are over.
+    """Bytes by which loading and profiling reserve more than their tensors; fewer than 0 where those fill segments of before.
 
-    `before` and `after`: tensors of the model runner that come before and after the weights, in order; `profiled`: what the
-    profile run leaves. Loading empties the cache after building, after processing (model_loader/base_loader.py: load_model)
-    and when its profiler looks (platforms/cuda.py: get_current_memory_usage).
+    `early`: tensors that exist at vLLM's snapshot; `before` and `after`: tensors of the model runner that come before and
+    after the weights, in order; `profiled`: what the profile run leaves. Loading empties the cache after building, after
+    processing (model_loader/base_loader.py: load_model) and when its profiler looks (platforms/cuda.py:
+    get_current_memory_usage).
 
     The pools of small and of large tensors know nothing of each other, so each is simulated by itself: what differs from
     plan to plan is mostly small.
     """
-    return sum(
-        _unused(weights, small, _of_pool(before, small), _of_pool((*after, *profiled), small), max_split)
-        for small in (False, True)
-    )
+    total = 0
+    for small in (False, True):
+        at_snapshot = _of_pool(early, small)
+        built = (*at_snapshot, *_of_pool(before, small))
+        total += _unused(weights, small, built, _of_pool((*after, *profiled), small), max_split)
+        total -= sum(carved((), at_snapshot, small, max_split))
+    return total
 
 
 def _of_pool(sizes: Iterable[int], small: bool) -> tuple[int, ...]:

@@ -68,6 +68,22 @@ def test_all_reduce_buffers_follow_vllms_tables(
     assert custom.lifetime is Lifetime.BEFORE_SNAPSHOT
 
 
+@pytest.mark.parametrize(("tp", "multicast"), [(2, 96), (4, 96), (8, 96), (16, 192)])
+def test_custom_all_reduce_gathers_and_scatters_from_0_27_on(tp: int, multicast: int) -> None:
+    """custom_all_reduce.py of 0.27.0 to 0.33.0: a legacy buffer of max(max_size, 16 MiB), and six stages of max(gather x world,
+    16 MiB) where NVLink multicast is there. Recorded starts of 0.33.0 without it: 26 MiB at two GPUs, no stages.
+    """
+    ctx = context(release="0.33.0", device=H200, tp=tp)
+    custom = named(ctx, "custom_all_reduce")
+    assert custom.values["buffer"] == 16 * MIB
+    assert named(ctx, "custom_all_reduce_multicast").n_bytes == multicast * MIB
+    off = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
+    without = context(release="0.33.0", device=H200, tp=tp, args=replace(ctx.engine.args, environment=off))
+    assert named(without, "custom_all_reduce_multicast").n_bytes == 0
+    assert named(without, "custom_all_reduce").n_bytes == 26 * MIB
+    assert not [t for t in overhead_terms(context(tp=tp)) if t.name == "custom_all_reduce_multicast"]
+
+
 @pytest.mark.parametrize("tp", [1, 3, 5])
 def test_no_custom_all_reduce_for_odd_groups(tp: int) -> None:
     t = named(context(tp=tp), "custom_all_reduce")

@@ -1,6 +1,6 @@
-"""The first session on vLLM 0.33.0, replayed: another accounting than 0.26.0's, and what a plan says of it.
+"""The recorded runs of vLLM 0.33.0, replayed: another accounting than 0.26.0's, and what a plan says of it.
 
-tests/data/records/h200_vllm_0.33.0.jsonl: eight runs on H200, all of that session.
+tests/data/records/h200_vllm_0.33.0.jsonl: eight runs of a first session, one H200 each, and fourteen of a second one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from vllm_capacity.validate.record import RankRecord, RunRecord, RunStatus, read
 
 DATA = Path(__file__).parent.parent / "data" / "records"
 RECORDS = DATA / "h200_vllm_0.33.0.jsonl"
-RUNS = read_records(RECORDS, tolerate_tail=False)
+ALL = read_records(RECORDS, tolerate_tail=False)
+RUNS, LATER = ALL[:8], ALL[8:]
 EACH = pytest.mark.parametrize("run", [pytest.param(run, id=run.name) for run in RUNS])
 EQUAL = {
     "v0.33-llama-3.1-8b-eager",
@@ -56,9 +57,11 @@ def test_all_runs_of_the_session_are_kept_and_came_up() -> None:
     assert {run.ranks[0].model_runner for run in RUNS} == {"V2"}
 
 
-@EACH
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, id=run.name) for run in ALL if run.ranks[0].profiling is not None]
+)
 def test_requested_less_subtracted_is_available_kv_to_the_byte(run: RunRecord) -> None:
-    assert [accounting_residual(rank) for rank in run.ranks] == [0]
+    assert [accounting_residual(rank) for rank in run.ranks] == [0] * len(run.ranks)
 
 
 @EACH
@@ -118,8 +121,57 @@ def test_graphs_are_met_within_a_page_of_the_driver(run: RunRecord) -> None:
 
 
 def test_replay_is_within_tolerance(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["validate", "--replay", str(RECORDS)]) == 0
-    assert capsys.readouterr().out.count("accounting +0 B") == 8
+    assert command(["validate", "--replay", str(RECORDS)]) == 3, (
+        "two runs lacked a library of another kind of GPU"
+    )
+    assert capsys.readouterr().out.count("accounting +0 B") == 21
+
+
+# -- the second session
+def test_all_runs_of_the_second_session_are_kept() -> None:
+    """Two failed for want of CUTLASS DSL, which that environment was without: one in its profile run, one in its warm-up."""
+    assert len(LATER) == 14
+    failed = [run for run in LATER if run.status is not RunStatus.OK]
+    assert {run.name for run in failed} == {
+        "v0.33-deepseek-v3.2-5-layers-eager",
+        "v0.33-qwen3-next-12-layers",
+    }
+    for run in failed:
+        assert run.error is not None
+        assert "No module named 'cutlass'" in run.error["message"], run.name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "v0.33-llama-3.1-8b-tp2-eager",
+        "v0.33-qwen3-30b-a3b-tp2-ep-eager",
+        "v0.33-qwen2.5-7b-eager-u0.5",
+        "v0.33-phi-4-kv-fp8-eager",
+        "v0.33-nemotron-nano-9b-v2-eager",
+    ],
+)
+def test_two_gpus_and_families_not_recorded_before_are_met_to_the_byte(name: str) -> None:
+    run = next(run for run in LATER if run.name == name)
+    found = replayed(run)
+    for term in ("available_kv", "num_blocks", "activation_peak", "non_torch"):
+        assert error(found, term) == 0, term
+
+
+def test_with_two_gpus_the_first_collectives_load_the_kernels_before_the_snapshot() -> None:
+    """4 MiB of modules are inside of the budget instead of 72, and 12 MiB of the segment behind custom all-reduce's pointers are
+    taken by what comes later.
+    """
+    (run,) = (run for run in LATER if run.name == "v0.33-llama-3.1-8b-tp2-eager")
+    result = result_of(run.ranks[0])
+    assert result["non_torch_increase"] == 4 * MIB
+    assert result["before_create"]["torch_memory"] == 54 * MIB, (
+        "cuBLAS's 32, the pointers' 20, one small segment"
+    )
+    fragmentation = replayed(run).row("allocator_fragmentation", 0)
+    assert fragmentation is not None
+    assert fragmentation.predicted is not None
+    assert fragmentation.predicted < 0
 
 
 # -- refine over both releases
