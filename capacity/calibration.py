@@ -30,9 +30,9 @@ _ENTRY = re.compile(r"^  ([^\s#:][^\s:]*):$", re.MULTILINE)
 _FIELD = re.compile(r"^    ([a-z_]+): (.+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """One measured constant in bytes, its spread and where it comes from."""
+    """One measured constant in bytes, its spread and where it comes from; equal only to itself."""
 
     name: str
     component: str

@@ -93,7 +93,7 @@ def nccl_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         )
         return
     groups = [name for name in names if name != "world"]
-    communicator = constant(
+    yield constant(
         "nccl_communicators",
         Component.NCCL,
         _bounded(ctx, measured(ctx, "nccl")),
@@ -101,8 +101,8 @@ def nccl_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         lifetime=Lifetime.BEFORE_SNAPSHOT,
         source=GROUPS,
         count=len(groups),
+        note=f"groups: {', '.join(groups)}",
     )
-    yield replace(communicator, note=f"groups: {', '.join(groups)}; {communicator.note}")
     yield constant(
         "nccl_world",
         Component.NCCL,

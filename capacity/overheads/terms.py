@@ -14,6 +14,7 @@ def measured(ctx: RankContext, component: str) -> Measurement:
     return constants(ctx).get(component)
 
 
+@lru_cache(maxsize=1024)
 def constant(
     name: str,
     component: Component,
@@ -23,8 +24,9 @@ def constant(
     lifetime: Lifetime,
     source: str,
     count: int = 1,
+    note: str = "",
 ) -> MemoryTerm:
-    """A term of `count` times a measured constant; its note names the measurement."""
+    """A term of `count` times a measured constant; its note names the measurement, after what is given."""
     return term(
         name,
         component,
@@ -34,7 +36,7 @@ def constant(
         source=source,
         low=count * found.low,
         high=count * found.high,
-        note=f"measured ({found.name}): {found.origin}",
+        note=f"{note}{'; ' if note else ''}measured ({found.name}): {found.origin}",
         count=count,
         each=found.n_bytes,
     )
