@@ -12,6 +12,7 @@ utils/multi_stream_utils.py: execute_in_parallel (0.22.0, 0.26.0).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from vllm_capacity.activations.live import Phase, Sizes, phase, share, transient
 from vllm_capacity.activations.quant_kind import quant_kind
@@ -64,6 +65,31 @@ def padded_heads(ctx: RankContext, heads: int) -> int:
     """
     steps = (16, 32, 64) if "FLASHINFER_MLA_SPARSE_DSV4" in ctx.engine.attention_backends else (64,)
     return next((step for step in steps if heads <= step), 128)
+
+
+def indexer_logits(ctx: RankContext) -> int:
+    """Bytes of the dummy that stands for an indexer's logits (envs.py: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
+    return int(ctx.engine.environment.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", 512)) << 20
+
+
+def compressed_streams(ctx: RankContext) -> int:
+    """Streams on which batches of up to 1,024 tokens call cuBLAS beside the main one: for the compressor's product, and for
+    the indexer's two.
+
+    Source: models/deepseek_v4/attention.py: attn_gemm_parallel_execute; envs.py: VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD
+    (0.22.0, 0.26.0).
+    """
+    mixers = [m for group, _ in ctx.layers for m in group.mixers if isinstance(m, MultiHeadLatentAttention)]
+    kinds = [m for m in mixers if m.compression is not None and m.compression.ratio > 1]
+    return 3 if any(m.indexer for m in kinds) else int(bool(kinds))
+
+
+def compressed_elements(ctx: RankContext, mixer: MultiHeadLatentAttention) -> int:
+    """Elements per token alive while a layer's queries are padded, as in the profile run."""
+    assert mixer.compression is not None
+    sizes = replace(Sizes.of(ctx), tokens=1 << 10)
+    alive = compressed_phases(ctx, sizes, mixer, mixer.compression, ())
+    return max(p.n_bytes for p in alive if p.name != "indexer") // (sizes.tokens * sizes.el)
 
 
 def _streams(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
@@ -136,7 +162,7 @@ def _indexer(
             "max(megabytes * 1048576, tokens * heads * head * el)",
             "layers/sparse_attn_indexer.py: sparse_attn_indexer (profile branch); DeepseekV4Indexer.forward",
             note="one indexer layer at a time",
-            megabytes=int(ctx.engine.environment.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", 512)),
+            megabytes=indexer_logits(ctx) >> 20,
             el=sizes.el,
             **values,
         ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_capacity.activations.compressed import compressed_elements, compressed_streams, indexer_logits
 from vllm_capacity.activations.layers import attention_width
 from vllm_capacity.activations.live import share
 from vllm_capacity.activations.matmul import cublas_bytes
@@ -121,9 +122,16 @@ def _first_capture(ctx: RankContext, pool: dict[str, int]) -> tuple[int, str, di
     mixed = _segment(pool["largest"] * pool["live"] * pool["el"])
     workspaces = pool["workspaces"] * pool["cublas"]
     values = {"mixed": mixed, "workspaces": pool["workspaces"], "cublas": pool["cublas"], "splits": splits}
+    formula, n_bytes = "mixed + workspaces * cublas", mixed + workspaces
+    if everything and (dummy := _dummy_logits(ctx)):
+        formula, n_bytes, values = (
+            formula + " + dummy_logits",
+            n_bytes + dummy,
+            {**values, "dummy_logits": dummy},
+        )
     if everything and decode:
-        return max(mixed + workspaces, splits), "max(mixed + workspaces * cublas, splits)", values
-    return mixed + workspaces + splits, "mixed + workspaces * cublas + splits", values
+        return max(n_bytes, splits), f"max({formula}, splits)", values
+    return n_bytes + splits, formula + " + splits", values
 
 
 def cuda_graph_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
@@ -142,7 +150,8 @@ def cuda_graph_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     pool, count, halves = _pool_values(ctx, first=probe is None), graph_count(ctx), half_layers(ctx)
     left = probe.n_bytes if probe else 0
     workspaces = pool["workspaces"] * pool["cublas"]
-    fixed = _segment(_pool_bytes(pool) - workspaces) + workspaces
+    dummy = _dummy_logits(ctx) if _modes(ctx)[0] else 0
+    fixed = _segment(_pool_bytes(pool) - workspaces) + workspaces + dummy
     yield term(
         "cuda_graphs",
         Component.CUDA_GRAPHS,
@@ -196,7 +205,7 @@ POOL = "streams * (largest * live * el + decode * splits * heads * 4) + workspac
 def _pool_values(ctx: RankContext, *, first: bool) -> dict[str, int]:
     """What the pool depends on. Runner V2 captures piecewise and full graphs on two streams, whose blocks are
     not shared; runner V1 on one. Full graphs hold FlashAttention 3's split-KV accumulators. Shared experts run on a
-    stream of their own in small batches, which the `first` captures are the first to be.
+    stream of their own in small batches, which the `first` captures are the first to be; so do DeepSeek V4's products.
 
     Source: v1/worker/gpu/cudagraph_utils.py: capture (torch.cuda.graph brings its own stream);
     compilation/cuda_graph.py: CUDAGraphWrapper (the current stream) (0.26.0).
@@ -204,7 +213,7 @@ def _pool_values(ctx: RankContext, *, first: bool) -> dict[str, int]:
     streams = 2 if ctx.engine.model_runner == "V2" else 1
     return {
         "streams": streams,
-        "workspaces": streams + int(first and _shared_experts_stream(ctx)),
+        "workspaces": streams + first * (int(_shared_experts_stream(ctx)) + compressed_streams(ctx)),
         "largest": max(ctx.engine.cudagraph_capture_sizes),
         "decode": max(_decode_sizes(ctx), default=0),
         "live": _live_elements(ctx),
@@ -230,6 +239,18 @@ def _shared_experts_stream(ctx: RankContext) -> bool:
         and any("shared_expert" in m.name for m in group.modules)
         for group, _ in ctx.layers
     )
+
+
+def _dummy_logits(ctx: RankContext) -> int:
+    """What an indexer allocates where it finds no attention metadata, as in mixed batches of runner V1: PyTorch keeps it
+    cached. 0 without an indexer.
+
+    Source: v1/worker/gpu_model_runner.py: _warmup_and_capture (force_attention for full graphs only); layers/
+    sparse_attn_indexer.py: sparse_attn_indexer (0.22.0, 0.26.0).
+    """
+    mixers = (m for group, _ in ctx.layers for m in group.mixers)
+    indexes = any(isinstance(m, MultiHeadLatentAttention) and m.indexer for m in mixers)
+    return indexer_logits(ctx) if indexes and ctx.engine.model_runner == "V1" else 0
 
 
 def _segment(n_bytes: int) -> int:
@@ -322,6 +343,10 @@ def _live_elements(ctx: RankContext) -> int:
     hidden, tp = ctx.architecture.hidden_size, ctx.engine.parallel.tp
     widest = 0
     for group, _ in ctx.layers:
+        latent = [
+            m for m in group.mixers if isinstance(m, MultiHeadLatentAttention) and m.compression is not None
+        ]
+        widest = max([widest, *(compressed_elements(ctx, m) for m in latent)])
         out = max((attention_width(m, tp) for m in group.mixers), default=0)
         feed_forward = group.feed_forward
         if isinstance(feed_forward, DenseMLP):
