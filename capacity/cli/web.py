@@ -36,24 +36,37 @@ WITH_HUB_SECONDS = 30.0
     metavar="PATH",
     help="Prefix under which a proxy publishes it, for example /capacity.",
 )
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Name under which it is reached, beside localhost, addresses and --host; *.NAME for all below, * for any.",
+)
 @click.option("--no-browser", is_flag=True, help="Do not open the browser.")
 @click.option("--allow-hub", is_flag=True, help="Let requests name models of the Hugging Face Hub.")
-def command(host: str, port: int, root_path: str, no_browser: bool, allow_hub: bool) -> int:
+def command(
+    host: str, port: int, root_path: str, allow_hosts: tuple[str, ...], no_browser: bool, allow_hub: bool
+) -> int:
     """Serve the calculator as a page and an HTTP API.
 
     \b
     vllm-capacity web
     vllm-capacity web --host 0.0.0.0 --port 8080 --no-browser
 
-    Nothing leaves this machine unless --allow-hub is given. Needs the extra: pip install 'vllm-capacity[web]'.
+    Nothing leaves this machine unless --allow-hub is given. Behind a proxy, or under a name of your network, it answers what
+    --allow-host names. Needs the extra: pip install 'vllm-capacity[web]'.
     """
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
         raise InputError(f"`web` needs {', '.join(missing)}: pip install 'vllm-capacity[web]'")
+    from vllm_capacity.web.hosts import checked
     from vllm_capacity.web.server import serve
     from vllm_capacity.web.settings import WebSettings
 
+    names = tuple(checked(name) for name in allow_hosts)
     settings = WebSettings(allow_hub=allow_hub, root_path=_prefix(root_path))
+    settings = replace(settings, allowed_hosts=(*settings.allowed_hosts, *names))
     if allow_hub:
         settings = replace(settings, plan_seconds=WITH_HUB_SECONDS)
     with suppress(Terminated):  # SIGTERM is how a service is told to stop; uvicorn has ended in order by then

@@ -122,7 +122,7 @@ async def problem(name: str) -> ProblemKind:
     return ProblemKind(name=kind.name, status=kind.status, title=kind.title, meaning=kind.meaning)
 
 
-@router.get("/healthz")
+@router.get("/healthz", responses=problems())
 async def healthz(request: Request) -> Health:
     """Whether the server answers."""
     return Health(

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from vllm_capacity._version import __version__
 from vllm_capacity.web.api import fallback, router
+from vllm_capacity.web.hosts import Hosts
 from vllm_capacity.web.limits import BodyLimits
 from vllm_capacity.web.openapi import publish
 from vllm_capacity.web.pool import Pool
@@ -46,7 +47,8 @@ def create_app(settings: WebSettings | None = None) -> FastAPI:
     app.state.catalogues = {}
     app.add_middleware(BodyLimits, settings=settings)
     if settings.root_path:
-        app.add_middleware(Prefix, root_path=settings.root_path)  # added last: the outermost
+        app.add_middleware(Prefix, root_path=settings.root_path)
+    app.add_middleware(Hosts, settings=settings)  # added last: the outermost
     app.add_exception_handler(ProblemError, _answer)
     app.add_exception_handler(RequestValidationError, _answer)
     app.add_exception_handler(HTTPException, _answer)

@@ -29,7 +29,7 @@ class BodyLimits:
         limit = self._limit(scope)
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > limit:
-            await _answer(scope, send, self.settings, _too_large(limit), receive)
+            await answer_problem(scope, send, self.settings, _too_large(limit), receive)
             return
         await _Bounded(self, scope, receive, send, limit).run()
 
@@ -84,7 +84,7 @@ class _Bounded:
     async def _refuse(self, problem: ProblemError, unread: Receive | None = None) -> Message:
         self._refused = True
         if not self._started:
-            await _answer(self._scope, self._send, self._settings, problem, unread)
+            await answer_problem(self._scope, self._send, self._settings, problem, unread)
         return {"type": "http.disconnect"}
 
 
@@ -92,7 +92,7 @@ def _too_large(limit: int) -> ProblemError:
     return ProblemError("too-large", f"at most {limit:,} bytes are read here", {"limit": limit})
 
 
-async def _answer(
+async def answer_problem(
     scope: Scope, send: Send, settings: WebSettings, problem: ProblemError, unread: Receive | None = None
 ) -> None:
     """The problem; then the connection closes. What is `unread` of the body is thrown away first, for a while: a client that is

@@ -14,8 +14,8 @@ REF = "#/components/schemas/{model}"
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The problem responses of an operation, as FastAPI's `responses`."""
-    return {status: _problem(status) for status in statuses}
+    """The problem responses of an operation, as FastAPI's `responses`; 421 is one of every operation."""
+    return {status: _problem(status) for status in (*statuses, 421)}
 
 
 def _problem(status: int) -> dict[str, Any]:

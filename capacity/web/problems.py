@@ -40,6 +40,9 @@ KINDS = {
         Kind("media-type", 415, "The body is of another type than the address takes",
              "Requests are application/json without a content encoding; a log is text/plain, application/gzip or "
              "application/octet-stream."),
+        Kind("host-not-allowed", 421, "This server does not answer under that name",
+             "The Host header names neither localhost, nor an address, nor what --host and --allow-host give. It keeps pages "
+             "of other sites from this server."),
         Kind("invalid", 422, "The request has entries of the wrong form", "`errors` says which, by JSON pointer."),
         Kind("cannot-plan", 422, "The input cannot be planned",
              "Malformed, unknown or not modelled; the detail names the thing and a way out. The command line ends with "

@@ -6,10 +6,12 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import uvicorn
 from vllm_capacity.errors import InputError
 from vllm_capacity.web.app import create_app
+from vllm_capacity.web.hosts import names_of
 from vllm_capacity.web.settings import WebSettings
 
 SHUTDOWN_SECONDS = 3
@@ -19,8 +21,9 @@ SHUTDOWN_SECONDS = 3
 def serve(
     settings: WebSettings, host: str = "127.0.0.1", port: int = 8000, open_browser: bool = True
 ) -> None:
-    """Serves until Ctrl-C. Port 0 takes a free one. Raises InputError where it cannot listen."""
+    """Serves until Ctrl-C, also under the name `host`. Port 0 takes a free one. Raises InputError where it cannot listen."""
     listening = listen(host, port)
+    settings = replace(settings, allowed_hosts=(*settings.allowed_hosts, *names_of(host)))
     url = address(listening, settings.root_path)
     config = uvicorn.Config(
         create_app(settings),

@@ -16,6 +16,8 @@ class WebSettings:
     """Whether a model that is not in the catalogue may be asked from the Hugging Face Hub."""
     root_path: str = ""
     """Prefix under which a proxy publishes the server, for example /capacity; empty or starting with a slash."""
+    allowed_hosts: tuple[str, ...] = ("localhost",)
+    """Names that a request's Host header may have, beside addresses: `*.example.org` for all below, `*` for any."""
     page: bool = True
     """Whether the page is served beside the API."""
 

@@ -43,6 +43,7 @@ IMPORTS_BY_NAME = {
     "capacity/api.py": "the public names",
     "capacity/architecture/registry.py": "builders, by a table of this package",
     "capacity/cli/__init__.py": "commands, by a table of this package",
+    "capacity/cli/schema.py": "schemas, by a table of this package",
     "capacity/inputs/http_ranges.py": "certifi",
     "capacity/weights/quantisation/__init__.py": "methods, by a table of this package",
     "capacity/web/worker.py": "what a worker needs, before it answers",

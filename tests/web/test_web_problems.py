@@ -312,7 +312,7 @@ def test_chunks_beyond_the_limit_are_refused_as_soon_as_they_are_seen(server: Se
     limit = settings.json_body_bytes if path.endswith("plan") else settings.log_body_bytes
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as wire:
         kind = "application/json" if path.endswith("plan") else "text/plain"
-        wire.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
+        wire.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
                      "Transfer-Encoding: chunked\r\n\r\n".encode())  # fmt: skip
         chunk = b"10000\r\n" + b"a" * 65536 + b"\r\n"
         try:
@@ -332,7 +332,7 @@ def test_a_body_that_trickles_is_given_up(hasty: Served) -> None:
         with socket.create_connection(("127.0.0.1", hasty.port), timeout=30) as wire:
             kind = "application/json" if path.endswith("plan") else "text/plain"
             wire.sendall(
-                f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: 99\r\n\r\n{{".encode()
+                f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 99\r\n\r\n{{".encode()
             )
             begun = time.monotonic()
             answer = wire.recv(65536)
