@@ -76,7 +76,8 @@ def test_activation_peak_is_met_within_five_per_cent_on_average() -> None:
 
 
 def test_activation_peak_is_met_to_the_byte_wherever_it_was_recorded_in_bytes() -> None:
-    exact = [(c.name, f.error) for c, f in figures("activation_peak") if not f.printed]
+    recorded = [(c, f) for c, f in figures("activation_peak") if not f.printed]
+    exact = [(c.name, f.error) for c, f in recorded if not why(c, "activation_peak")]
     assert len(exact) >= 26
     assert [e for e in exact if abs(e[1]) > 2048] == []
 
@@ -147,4 +148,4 @@ def test_every_model_is_on_one_side() -> None:
 def test_the_split_is_fixed() -> None:
     """A model that changes sides makes errors in sample of errors on unseen models: never without a new corpus."""
     halves = yaml.safe_load((ROOT / "tests" / "data" / "records" / "split.yaml").read_text())
-    assert (len(halves["fit"]), len(halves["unseen"])) == (16, 24)
+    assert (len(halves["fit"]), len(halves["unseen"])) == (16, 27)

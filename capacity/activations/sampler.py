@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_capacity.activations.final_block import rest_of_final_block
+from vllm_capacity.activations.final_block import most_of_final_block, rest_of_final_block
 from vllm_capacity.activations.live import Phase, Sizes, persistent, phase, transient
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import MemoryTerm
@@ -85,6 +85,7 @@ def final_phases(ctx: RankContext, sizes: Sizes, kept: tuple[MemoryTerm, ...]) -
         tokens=sizes.tokens,
         hidden=sizes.hidden,
         el=sizes.el,
+        high=sizes.tokens * sizes.hidden * sizes.el + most_of_final_block(ctx, sizes),
         rest=rest_of_final_block(ctx, sizes),
     )
     residual = transient(
