@@ -17,6 +17,9 @@ from vllm_capacity.validate.record import (
 from vllm_capacity.validate.schema import record_schema
 
 
+RECORDS = sorted((Path(__file__).parents[1] / "data" / "records").glob("*.jsonl"))
+
+
 def record(name: str, status: RunStatus = RunStatus.OK) -> RunRecord:
     return RunRecord(tool_version="0", request=RunRequest(name=name, model="m"), status=status)
 
@@ -86,9 +89,8 @@ def test_records_of_before_1_0_0_are_read_under_todays_names() -> None:
     assert parse_record(old) == parse_record(new)
 
 
-@pytest.mark.parametrize("release", ["0.26.0", "0.33.0"])
-def test_records_hold_to_their_published_schema(release: str) -> None:
-    file = Path(__file__).parents[1] / "data" / "records" / f"h200_vllm_{release}.jsonl"
+@pytest.mark.parametrize("file", RECORDS, ids=[file.stem for file in RECORDS])
+def test_records_hold_to_their_published_schema(file: Path) -> None:
     check = jsonschema.Draft202012Validator(record_schema())
-    for line in file.read_text(encoding="utf-8").splitlines():
-        check.validate(json.loads(line))
+    for record in read_records(file):
+        check.validate(json.loads(record.model_dump_json()))
