@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from vllm_capacity.activations.compressed import COMPRESSED_PHASES
 from vllm_capacity.activations.peak import ActivationPeak, activation_peak
 from vllm_capacity.advice import suggestions as suggest
 from vllm_capacity.answer import Plan, RankPlan, RefusedPlan, Status, Verdict
@@ -309,6 +310,10 @@ def _rank_plan(kind: _RankKind, kv_cache: KVCachePlan, engine: EngineConfig) -> 
     )
 
 
+FORWARD = frozenset({"attention", "MLP", "MLA", "MoE", "state space", *COMPRESSED_PHASES})
+"""Phases of the layers."""
+
+
 def _kept_by_warm_up(kind: _RankKind, terms: Sequence[MemoryTerm]) -> int:
     """What PyTorch's cache keeps of the last warm-up, so that nvidia-smi shows it: the sampler's, or, where an eager run
     leaves that out, the forward of FlashInfer's autotuning.
@@ -318,9 +323,7 @@ def _kept_by_warm_up(kind: _RankKind, terms: Sequence[MemoryTerm]) -> int:
     kept = next((t for t in terms if t.name == SAMPLER_WARMUP), None)
     if kept is None or kept.n_bytes or kind.context.device.sm < 90:
         return kept.n_bytes if kept else 0
-    forward = [
-        p for p in kind.activation.phases if p.name in ("attention", "MLP", "MLA", "MoE", "state space")
-    ]
+    forward = [p for p in kind.activation.phases if p.name in FORWARD]
     return max((device_bytes(p.terms, (Lifetime.PROFILE_TRANSIENT,)) for p in forward), default=0)
 
 

@@ -21,6 +21,8 @@ from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import MemoryTerm
 
 ATTENTION = "models/deepseek_v4/attention.py: DeepseekV4Attention.forward"
+COMPRESSED_PHASES = ("indexer", "queries", "output projection", "mixing")
+"""Names of the phases below."""
 SCALE_GROUP = 128
 """Values of an activation that share one fp32 scale."""
 
