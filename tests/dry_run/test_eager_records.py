@@ -19,9 +19,12 @@ SCRATCH = {
     "eager-gpt-oss-20b": -2_621_440,
     "eager-qwen2.5-7b-kv-fp8-u0.5": -1_048_576,
     "eager-qwen2.5-14b-cpu-offload-s256": -1_048_576,
+    "eager-qwen3-30b-a3b-tp2-ep": -1_572_864,
+    "eager-qwen3-30b-a3b-dp2-ep": -1_572_864,
 }
 """Memory that libraries take inside a call, which the method cannot see. The records' `peak_tensors` name 1 MiB of cuBLASLt
-for products with bias (Qwen2.5, gpt-oss) and 1 MiB of FlashInfer's top-k state (gpt-oss); 0.5 MiB of gpt-oss has no name."""
+for products with bias (Qwen2.5, gpt-oss) and 1 MiB of FlashInfer's top-k state (where the sampler sets the peak: gpt-oss, Qwen3
+with experts on two ranks); the 0.5 MiB left of those is what a block of the fp32 logits is larger than they."""
 KINDS = {
     "dense": "eager-llama-3.1-8b",
     "MoE": "eager-qwen3-30b-a3b-t16384-s64",
