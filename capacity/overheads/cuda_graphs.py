@@ -310,14 +310,15 @@ def _nodes(ctx: RankContext, component: str) -> Measurement:
 @once
 def _kind(ctx: RankContext) -> str:
     """Suffix of the measurement: latent and linear attention bring more kernels than experts do, triton_kernels
-    the most, plain layers the fewest.
+    the most, plain layers the fewest. Those of DeepSeek V4 are not measured.
     """
     mixers = [m for group, _ in ctx.layers for m in group.mixers]
     experts = any(isinstance(group.feed_forward, MixtureOfExperts) for group, _ in ctx.layers)
     if experts and experts_kernel(ctx) is ExpertsKernel.OAI_TRITON:
         return "_oai_triton"
-    if any(isinstance(m, MultiHeadLatentAttention) for m in mixers):
-        return "_mla"
+    latent = [m for m in mixers if isinstance(m, MultiHeadLatentAttention)]
+    if latent:
+        return "_compressed" if any(m.compression is not None for m in latent) else "_mla"
     if any(isinstance(m, StateSpace) and m.kind in _LINEAR for m in mixers):
         return "_gated_delta"
     return "_moe" if experts else ""
