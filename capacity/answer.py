@@ -48,7 +48,7 @@ class RankPlan:
     kv_blocks: int
     load_transient_bytes: int
     """Most bytes above the loaded weights while loading and repacking."""
-    activation_warm_bytes: int
+    activation_peak_warm_bytes: int
     """Activation peak of a start that finds its compiled code in the cache; the cold one where compiling sets no peak."""
     graph_actual_bytes: int
     device_used_bytes: int

@@ -76,8 +76,8 @@ def _account(component: Component, allocator: Allocator, lifetime: Lifetime, con
 class RankBudget:
     """One rank's budget in bytes, under vLLM's own names.
 
-    `available_kv_bytes` may be negative; `available_low`/`available_high` follow from the terms' intervals. `free_bytes` is
-    what the device has free at vLLM's baseline snapshot.
+    `available_kv_bytes` may be negative; `available_kv_low_bytes` and `available_kv_high_bytes` follow from the terms'
+    intervals. `free_bytes` is what the device has free at vLLM's baseline snapshot.
     """
 
     accounts: tuple[Account, ...]
@@ -89,8 +89,8 @@ class RankBudget:
     graph_estimate_bytes: int
     graph_applied_bytes: int
     available_kv_bytes: int
-    available_low: int
-    available_high: int
+    available_kv_low_bytes: int
+    available_kv_high_bytes: int
 
     @property
     def non_kv_bytes(self) -> int:
@@ -139,11 +139,11 @@ def rank_budget(
         slack_high += graph_estimate.high - estimate
     requested = requested_bytes(cuda_total_bytes, utilization)
     if kv_cache_memory_bytes:
-        available = available_low = available_high = kv_cache_memory_bytes
+        available = low = high = kv_cache_memory_bytes
         applied = 0
     else:
         available = requested - sum(totals[account] for account in INSIDE) - applied
-        available_low, available_high = available - slack_high, available + slack_low
+        low, high = available - slack_high, available + slack_low
     return RankBudget(
         accounts=accounts,
         totals=totals,
@@ -153,8 +153,8 @@ def rank_budget(
         graph_estimate_bytes=estimate,
         graph_applied_bytes=applied,
         available_kv_bytes=available,
-        available_low=available_low,
-        available_high=available_high,
+        available_kv_low_bytes=low,
+        available_kv_high_bytes=high,
     )
 
 

@@ -128,8 +128,8 @@ def _plan(
         device=device,
         release=release,
         used_by_others_bytes=used_by_others_bytes,
-        at_low=filling_of(pool, _left(kinds, "available_low"), in_words=kv_cache.refusal is None),
-        at_high=filling_of(pool, _left(kinds, "available_high"), in_words=False),
+        at_low=filling_of(pool, _left(kinds, "available_kv_low_bytes"), in_words=kv_cache.refusal is None),
+        at_high=filling_of(pool, _left(kinds, "available_kv_high_bytes"), in_words=False),
         concurrency=concurrency,
     )
     counted = [(len(kind.ranks), kind.terms) for kind in kinds]
@@ -300,7 +300,7 @@ def _rank_plan(kind: _RankKind, kv_cache: KVCachePlan, engine: EngineConfig) -> 
         accounts=(*budget.accounts, Account.KV_CACHE),
         budget=replace(budget, totals={**budget.totals, Account.KV_CACHE: cache.n_bytes}),
         activation=kind.activation,
-        activation_warm_bytes=kind.activation.warm_bytes,
+        activation_peak_warm_bytes=kind.activation.warm_bytes,
         num_blocks_own=own,
         kv_bytes=cache.n_bytes,
         kv_blocks=kv_cache.num_blocks,

@@ -76,14 +76,14 @@ def test_free_memory_may_be_less_by_what_the_terms_before_the_snapshot_may_be_mo
 
 def test_the_interval_of_available_memory_follows_the_terms():
     result = budget()
-    assert result.available_kv_bytes - result.available_low == 60 * MIB
-    assert result.available_high - result.available_kv_bytes == 60 * MIB
+    assert result.available_kv_bytes - result.available_kv_low_bytes == 60 * MIB
+    assert result.available_kv_high_bytes - result.available_kv_bytes == 60 * MIB
 
 
 def test_what_is_in_no_account_does_not_widen_the_interval():
     graphs = make(Component.CUDA_GRAPHS, 700 * MIB, Allocator.CUDA, Lifetime.AFTER_PROFILE, spread=300 * MIB)
     result = budget(terms=(*LEDGER, graphs))
-    assert result.available_high - result.available_low == 120 * MIB
+    assert result.available_kv_high_bytes - result.available_kv_low_bytes == 120 * MIB
 
 
 @pytest.mark.parametrize(("enabled", "applied"), [(True, 300 * MIB), (False, 0)])
@@ -94,8 +94,8 @@ def test_the_graph_estimate_is_subtracted_only_where_the_release_says_so(enabled
     assert result.graph_applied_bytes == applied
     assert result.available_kv_bytes == budget().available_kv_bytes - applied
     widened = 30 * MIB if enabled else 0
-    assert result.available_high - result.available_kv_bytes == 60 * MIB + widened
-    assert result.available_kv_bytes - result.available_low == 60 * MIB + widened
+    assert result.available_kv_high_bytes - result.available_kv_bytes == 60 * MIB + widened
+    assert result.available_kv_bytes - result.available_kv_low_bytes == 60 * MIB + widened
 
 
 def test_in_use_once_the_server_is_up_is_what_persists_on_the_device():
@@ -106,7 +106,9 @@ def test_in_use_once_the_server_is_up_is_what_persists_on_the_device():
 
 def test_kv_cache_memory_bytes_replaces_the_share():
     result = budget(kv_cache_memory_bytes=12 * GIB)
-    assert (result.available_low, result.available_kv_bytes, result.available_high) == (12 * GIB,) * 3
+    assert (result.available_kv_low_bytes, result.available_kv_bytes, result.available_kv_high_bytes) == (
+        12 * GIB,
+    ) * 3
     estimate = make(Component.CUDA_GRAPHS, 300 * MIB, Allocator.CUDA, Lifetime.AFTER_PROFILE)
     assert budget(kv_cache_memory_bytes=12 * GIB, graph_estimate=estimate).graph_applied_bytes == 0
 

@@ -83,7 +83,7 @@ def _plan_title(plans: Sequence[Plan]) -> str:
 
 
 def plot_curves(curves: Sequence[Curve], path: Path, *, title: str, demanded: int, longest: int) -> None:
-    """KV cache tokens and requests at once against context length, one line per purchase. Raises InputError."""
+    """KV cache tokens and requests at once against max_model_len, one line per purchase. Raises InputError."""
     figure_class = _figure(path)
     if not curves:
         raise InputError("--plot: there is no row to draw")
@@ -94,7 +94,12 @@ def plot_curves(curves: Sequence[Curve], path: Path, *, title: str, demanded: in
             "color": LINE_COLOURS[i % len(LINE_COLOURS)], "linestyle": _LINES[i // len(LINE_COLOURS) % len(_LINES)],
             "marker": _MARKERS[i % len(_MARKERS)], "markersize": 4, "linewidth": 1.6,
         }  # fmt: skip
-        left.plot(curve.lengths, [tokens / 1e6 for tokens in curve.tokens], label=curve.name, **style)
+        left.plot(
+            curve.lengths,
+            [tokens / 1e6 for tokens in curve.total_kv_cache_size_tokens],
+            label=curve.name,
+            **style,
+        )
         right.plot(curve.lengths, curve.sequences, **style)
     right.axhline(demanded, color="black", linewidth=1, linestyle=(0, (4, 2)))
     right.annotate(
@@ -111,11 +116,11 @@ def plot_curves(curves: Sequence[Curve], path: Path, *, title: str, demanded: in
     right.tick_params(axis="y", which="minor", labelsize=8)
     left.set_ylim(bottom=0)
     for axes, name in (
-        (left, "million tokens in the KV cache"),
+        (left, "KV cache tokens, millions"),
         (right, "requests at once (margin left out)"),
     ):
         axes.set_xscale("log", base=2)
-        axes.set_xlabel("tokens per request")
+        axes.set_xlabel("max_model_len, tokens")
         axes.set_ylabel(name)
         axes.axvline(longest, color="grey", linewidth=1, linestyle=":")
         axes.xaxis.set_major_formatter(

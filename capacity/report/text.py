@@ -198,13 +198,13 @@ def _print_sums(plan: Plan, rank: RankPlan, console: Console) -> None:
         console.print(
             f"requested {gib(budget.requested_bytes)} ({plan.engine.gpu_memory_utilization:g} of the total) - {parts}\n"
             f"= [bold]{gib(budget.available_kv_bytes)}[/] for the KV cache "
-            f"({gib(budget.available_low)} to {gib(budget.available_high)})",
+            f"({gib(budget.available_kv_low_bytes)} to {gib(budget.available_kv_high_bytes)})",
             highlight=False,
         )
     if plan.kv_cache_warm is not None:
         console.print(
             f"second start (warm compile cache): {plan.kv_cache_warm.size_tokens:,} tokens, "
-            f"activation peak {gib(rank.activation_warm_bytes)}",
+            f"activation peak {gib(rank.activation_peak_warm_bytes)}",
             highlight=False,
         )
     console.print(

@@ -18,11 +18,11 @@ SHORTEST = 1024
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """`tokens` and `sequences` of the whole purchase at each of `lengths` (--max-model-len)."""
+    """KV cache tokens and `sequences` of the whole purchase at each of `lengths` (--max-model-len)."""
 
     name: str
     lengths: tuple[int, ...]
-    tokens: tuple[int, ...]
+    total_kv_cache_size_tokens: tuple[int, ...]
     sequences: tuple[int, ...]
 
 

@@ -81,7 +81,9 @@ def safe_blocks(plan: Plan, margin: Margin) -> int:
     if engine.num_gpu_blocks_override is None and engine.kv_cache_memory_bytes is None:
         for rank in plan.ranks:
             stage = cache.stages[rank.ranks[0][1]]
-            available = min(rank.budget.available_low, rank.budget.available_kv_bytes - margin.n_bytes)
+            available = min(
+                rank.budget.available_kv_low_bytes, rank.budget.available_kv_bytes - margin.n_bytes
+            )
             blocks = min(blocks, available // stage.bytes_per_block)
     for group in cache.groups:
         if isinstance(group.spec, SinkFullAttentionSpec) and group.spec.sink_len:

@@ -26,7 +26,8 @@ def repair(asked: EngineArgs, args: EngineArgs, plan: Plan) -> EngineArgs | None
     if reason is Reason.MAMBA_BLOCKS_BELOW_MAX_NUM_SEQS and asked.max_num_seqs is None:
         stages = plan.kv_cache.stages
         fewest = min(
-            rank.budget.available_low // stages[rank.ranks[0][1]].bytes_per_block for rank in plan.ranks
+            rank.budget.available_kv_low_bytes // stages[rank.ranks[0][1]].bytes_per_block
+            for rank in plan.ranks
         )
         if fewest > 0:
             return replace(args, max_num_seqs=1 << (fewest.bit_length() - 1))

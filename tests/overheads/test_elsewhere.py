@@ -63,4 +63,4 @@ def test_available_kv_cache_with_the_weights_as_printed(case: dict[str, Any]) ->
     assert budget.available_kv_bytes / GIB == pytest.approx(
         measured, abs=0.005 * device.cuda_total_bytes / GIB
     )
-    assert budget.available_low / GIB <= measured <= budget.available_high / GIB
+    assert budget.available_kv_low_bytes / GIB <= measured <= budget.available_kv_high_bytes / GIB

@@ -36,8 +36,8 @@ def test_what_is_let_through_is_named_and_widens_the_interval_on_both_sides():
     assert any(names in warning for warning in unknown.warnings)
     sure, unsure = known.ranks[0].budget, unknown.ranks[0].budget
     assert unsure.available_kv_bytes == sure.available_kv_bytes
-    assert sure.available_low - unsure.available_low == 3 * GIB
-    assert unsure.available_high - sure.available_high == 3 * GIB
+    assert sure.available_kv_low_bytes - unsure.available_kv_low_bytes == 3 * GIB
+    assert unsure.available_kv_high_bytes - sure.available_kv_high_bytes == 3 * GIB
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
@@ -49,7 +49,7 @@ def test_each_is_refused_without_leave(name):
 def test_leave_alone_changes_nothing():
     allowed = planned(allow_unmodelled=True)
     assert not [t for t in allowed.ranks[0].terms if t.name == "unmodelled"]
-    assert allowed.ranks[0].budget.available_low == planned().ranks[0].budget.available_low
+    assert allowed.ranks[0].budget.available_kv_low_bytes == planned().ranks[0].budget.available_kv_low_bytes
 
 
 def test_a_verdict_that_hangs_on_what_is_not_known_is_too_close():

@@ -228,7 +228,7 @@ def test_a_plan_says_how_well_it_is_known():
             f"mean {errors['mean_bytes'] / 2**20:,.1f} MiB, worst {errors['worst_bytes'] / 2**20:,.1f} MiB "
             f"in {errors['runs']} runs"
         )
-    low, high = plan.tightest.budget.available_low, plan.tightest.budget.available_high
+    low, high = plan.tightest.budget.available_kv_low_bytes, plan.tightest.budget.available_kv_high_bytes
     assert rows["available for the KV cache"][1] == f"{low / 2**30:.2f} to {high / 2**30:.2f} GiB"
     assert rows["weights"][1] == "exact"
     (measured,) = [e for e in page("experts on two GPUs").all("ul") if "measured" in (e.get("class") or "")]

@@ -103,7 +103,7 @@ def test_curves_pass_through_the_rows(tmp_path: Path):
     report = answered(*WORDS)
     for row, curve in zip(report.rows, context_curves(report.question, report.rows), strict=True):
         at = curve.lengths.index(32768)
-        assert curve.tokens[at] == row.total_kv_cache_size_tokens
+        assert curve.total_kv_cache_size_tokens[at] == row.total_kv_cache_size_tokens
         assert curve.sequences[at] == row.sequences
         assert list(curve.sequences) == sorted(curve.sequences, reverse=True)
     path = tmp_path / "size.svg"

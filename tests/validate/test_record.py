@@ -16,7 +16,6 @@ from vllm_capacity.validate.record import (
 )
 from vllm_capacity.validate.schema import record_schema
 
-
 RECORDS = sorted((Path(__file__).parents[1] / "data" / "records").glob("*.jsonl"))
 
 

@@ -109,7 +109,10 @@ def test_a_short_job_whose_client_left_costs_no_worker() -> None:
         before = served.app.state.pool.processes
         with socket.create_connection(("127.0.0.1", served.port)) as wire:
             body = json.dumps({"model": LLAMA}).encode()
-            head = f"POST /api/v1/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            head = (
+                "POST /api/v1/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(body)}"
+            )
             wire.sendall(head.encode() + b"\r\n\r\n" + body)
         assert served.plan(model=LLAMA).status_code == 200
         assert served.app.state.pool.processes == before

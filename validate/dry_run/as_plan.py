@@ -139,8 +139,8 @@ def _rank(run: DryRun, rank: RankRun) -> dict[str, Any]:
         "graph_applied_bytes": budget.graph_applied_bytes,
         "graph_actual_bytes": budget.totals[Account.CUDA_GRAPHS],
         "available_kv_bytes": budget.available_kv_bytes,
-        "available_kv_low_bytes": budget.available_low,
-        "available_kv_high_bytes": budget.available_high,
+        "available_kv_low_bytes": budget.available_kv_low_bytes,
+        "available_kv_high_bytes": budget.available_kv_high_bytes,
         "num_blocks_own": run.kv_cache["num_blocks"] if run.kv_cache else 0,
         "device_used_bytes": device_bytes(rank.terms, (life for life in Lifetime if life not in _PASSING)) + kv_bytes,
         "terms": [

@@ -109,7 +109,7 @@ def accuracy(plan: Plan) -> Accuracy:
             Known(
                 name="available for the KV cache",
                 n_bytes=budget.available_kv_bytes,
-                interval=between(budget.available_low, budget.available_high),
+                interval=between(budget.available_kv_low_bytes, budget.available_kv_high_bytes),
                 errors=errors.share_words,
                 unseen=unseen.share_words,
             )

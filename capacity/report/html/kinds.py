@@ -64,7 +64,7 @@ def _sums(rank: RankPlan) -> tuple[object, ...]:
         tuple((component, *sums_of(rank, component)) for component in Component),
         tuple(budget.totals.items()),
         (budget.requested_bytes, budget.graph_applied_bytes, rank.device_used_bytes),
-        (budget.available_kv_bytes, budget.available_low, budget.available_high),
+        (budget.available_kv_bytes, budget.available_kv_low_bytes, budget.available_kv_high_bytes),
     )
 
 
