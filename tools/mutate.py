@@ -1,173 +1,225 @@
-"""Mutation testing of the code that decides bytes and tokens: `python tools/mutate.py --sample 400`.
+"""Mutation testing of the code that decides bytes and tokens: `python tools/mutate.py`.
 
-Makes a copy of the tree, changes one operator, number, condition or loop of it at a time (cosmic-ray's operators), runs the
-fast tests that cover the module until the first one fails, and writes docs/mutation.md: how many changes were noticed, and
-each that was not with the reason of tools/mutants.yaml. The same seed takes the same sample of the same sources.
+Makes a copy of the tree, changes one operator, number, condition or loop of it at a time (`mutants.py`), runs the fast tests
+that cover the module until the first one fails, and writes docs/mutation.md: how many changes were noticed, and each that was
+not with the reason of tools/mutants.yaml. What build/mutants.jsonl holds is not tested again, until its line changes.
 
-Left out before sampling: annotations (never evaluated), docstrings, decorators, texts of errors. Needs `pip install cosmic-ray`.
+One change costs a fork: a server has imported and collected everything, a child of it puts the changed code into the
+functions that have it and runs the tests that call them, first those that noticed changes of the same function before. Changes
+outside of functions are tested from a new import, and so is what no test noticed in a function that importing or collecting
+calls. Needs `pip install cosmic-ray`.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import hashlib
+import gc
 import json
 import os
 import random
+import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import _lru_cache_wrapper
+from itertools import zip_longest
 from pathlib import Path
-from typing import NoReturn
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NoReturn
 
 import click  # noqa: F401 - loaded once, for all forks
-import hypothesis  # noqa: F401
+import hypothesis
 import pydantic  # noqa: F401
 import pytest
 import rich.console
 import rich.table  # noqa: F401
 import yaml
+from mutants import ROOT, TARGETS, Mutant, modules, mutants
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "mutation.md"
 REASONS = ROOT / "tools" / "mutants.yaml"
 SEED = 13
-SINCE = "killed since"
-"""Outcome of what no test noticed at first."""
-GONE = "gone"
-"""The code that it was about has changed."""
-LIMIT_S = 120.0
+LIMIT_S = 30
+FORK_LIMIT_S = 8
+"""Processor time after which a change counts as noticed: it made a loop endless."""
 
-TARGETS: dict[str, tuple[str, ...]] = {
-    "capacity/kv_cache": ("tests/kv_cache", "tests/test_plan_against_vllm.py", "tests/test_plan_against_golden.py"),
-    "capacity/budget.py": ("tests/test_budget.py", "tests/test_plan_against_vllm.py", "tests/test_plan_against_golden.py"),
-    "capacity/weights/sharding.py": ("tests/weights/test_rank_weights.py", "tests/weights/test_layout.py",
-                                     "tests/weights/test_roles.py", "tests/weights/test_sharding.py",
-                                     "tests/architecture/test_built_by_vllm.py", "tests/architecture/test_parameter_totals.py"),
-}  # fmt: skip
-"""What is changed -> the fast tests that cover it."""
-for _module in ("model", "layout", "rank", "groups"):
-    TARGETS[f"capacity/weights/{_module}.py"] = TARGETS["capacity/weights/sharding.py"]
-
-OPERATORS = (
-    "Add_Sub", "Sub_Add", "Mul_Add", "Mul_FloorDiv", "Div_Mul", "FloorDiv_Mul", "FloorDiv_Div", "Mod_FloorDiv", "Mod_Add",
-    "Pow_Mul", "LShift_RShift", "RShift_LShift", "BitOr_BitAnd", "BitAnd_BitOr",
-)  # fmt: skip
-COMPARISONS = (
-    "Eq_NotEq",
-    "NotEq_Eq",
-    "Lt_LtE",
-    "LtE_Lt",
-    "Gt_GtE",
-    "GtE_Gt",
-    "Lt_GtE",
-    "Gt_LtE",
-    "Is_IsNot",
-    "IsNot_Is",
-)
-CHOSEN = (
-    *(f"core/ReplaceBinaryOperator_{name}" for name in OPERATORS),
-    *(f"core/ReplaceComparisonOperator_{name}" for name in COMPARISONS),
-    "core/ReplaceUnaryOperator_USub_UAdd", "core/ReplaceUnaryOperator_Delete_Not", "core/AddNot", "core/ReplaceTrueWithFalse",
-    "core/ReplaceFalseWithTrue", "core/ReplaceAndWithOr", "core/ReplaceOrWithAnd", "core/ReplaceBreakWithContinue",
-    "core/ReplaceContinueWithBreak", "core/NumberReplacer", "core/ZeroIterationForLoop",
-)  # fmt: skip
+NOTICED, MISSED, OPEN = "noticed", "not noticed", "open"
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One change. `key` names it by content, so that a line that moves keeps its reason."""
+class Results:
+    """What was found out so far: one line per test of a change, the last one counts."""
 
-    module: str
-    operator: str
-    occurrence: int
-    line: int
-    before: str
-    after: str
-    outcome: str = ""
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.outcomes: dict[str, str] = {}
+        self.missed_once: set[str] = set()
+        self.killers: dict[tuple[str, int], list[str]] = defaultdict(list)
+        for line in file.read_text().splitlines() if file.exists() else ():
+            self._take(**json.loads(line))
 
-    @property
-    def key(self) -> str:
-        text = f"{self.module}\n{self.operator}\n{self.before}\n{self.after}"
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
+    def _take(self, name: str, outcome: str, test: str, module: str, function: int) -> None:
+        self.outcomes[name] = outcome
+        if outcome == MISSED:
+            self.missed_once.add(name)
+        if test:
+            for place in ((module, function), (module, -1)):
+                known = self.killers[place]
+                self.killers[place] = [test, *(t for t in known if t != test)][:20]
 
+    def add(self, one: Mutant, outcome: str, test: str) -> None:
+        row: dict[str, Any] = {
+            "name": one.name,
+            "outcome": outcome,
+            "test": test,
+            "module": one.module,
+            "function": one.function,
+        }
+        with self.file.open("a") as out:
+            out.write(json.dumps(row) + "\n")
+        self._take(**row)
 
-def modules() -> Iterator[tuple[str, tuple[str, ...]]]:
-    for target, tests in TARGETS.items():
-        path = ROOT / target
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            yield file.relative_to(ROOT).as_posix(), tests
-
-
-def left_out(tree: ast.Module) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Spans of annotations, decorators and errors."""
-    parts: list[ast.AST | None] = []
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            parts += node.decorator_list
-        if isinstance(node, ast.FunctionDef):
-            parts += [a.annotation for a in (*node.args.args, *node.args.kwonlyargs, *node.args.posonlyargs)]
-            parts.append(node.returns)
-        elif isinstance(node, ast.AnnAssign):
-            parts.append(node.annotation)
-        elif isinstance(node, ast.Raise) or _is_refusal(node) or _is_typing(node):
-            parts.append(node)
-    spans = []
-    for part in parts:
-        if isinstance(part, (ast.expr, ast.stmt)):
-            spans.append(((part.lineno, part.col_offset), (part.end_lineno or 0, part.end_col_offset or 0)))
-    return spans
+    def first(self, one: Mutant) -> list[str]:
+        """Tests that noticed changes of the same function, then of the same module."""
+        return list(dict.fromkeys([*self.killers[one.module, one.function], *self.killers[one.module, -1]]))
 
 
-def _is_refusal(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
-        "Refusal",
-        "refuse",
-        "refused",
-        "InputError",
-    )
+class Told:
+    """A pytest plugin of a child: says which test failed first, and ends there."""
+
+    def __init__(self, out: int, first: Sequence[str] = ()) -> None:
+        self.out = out
+        self.rank = {test: number for number, test in enumerate(first)}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self.rank.get(item.nodeid, len(self.rank)))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.end(report.nodeid)
+
+    def end(self, test: str) -> NoReturn:
+        os.write(self.out, test.encode())
+        os._exit(1)
 
 
-def _is_typing(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+def forked(limit_s: int, work: object, *arguments: object) -> tuple[str, str]:
+    """Outcome of `work(out, *arguments)` in a child, which ends with 0 where nothing failed, and the test that did."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 5))
+            assert callable(work)
+            os._exit(work(writing, *arguments))
+        finally:
+            os._exit(99)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        test = said.read()
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return {0: MISSED, 99: OPEN}.get(code, NOTICED), test
 
 
-def places(module: str) -> Iterator[tuple[str, str, int, int]]:
-    """(module, operator, occurrence, line) of every change by the chosen operators."""
-    from cosmic_ray.ast import ast_nodes, get_ast
-    from cosmic_ray.plugins import get_operator
-
-    code = (ROOT / module).read_text()
-    spans = left_out(ast.parse(code))
-    nodes = list(ast_nodes(get_ast(code)))
-    for name in CHOSEN:
-        operator = get_operator(name)()
-        found = [position for node in nodes for position in operator.mutation_positions(node)]
-        for occurrence, (start, end) in enumerate(found):
-            if not any(first <= start and end <= last for first, last in spans):
-                yield module, name.removeprefix("core/"), occurrence, start[0]
+Place = tuple[str, int]
+"""File and first line of a function."""
 
 
-def mutant(module: str, operator: str, occurrence: int, line: int) -> Mutant:
-    code = (ROOT / module).read_text()
-    lines, new = code.split("\n"), changed(code, operator, occurrence).split("\n")
-    at = next((i for i, (a, b) in enumerate(zip(lines, new, strict=False)) if a != b), line - 1)
-    return Mutant(module, operator, occurrence, line, lines[at].strip(), new[at].strip())
+class Server:
+    """A pytest plugin: runs what was collected once for every change, each time in a fork.
+
+    `called` are the functions that importing and collecting called, `callers` the tests that call a function.
+    """
+
+    def __init__(self, package: Path, chosen: Iterable[Mutant], results: Results) -> None:
+        self.package, self.chosen, self.results = package, chosen, results
+        self.called: set[Place] = set()
+        self.callers: dict[Place, set[str]] = defaultdict(set)
+        sys.setprofile(self._note)
+
+    def _note(self, frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            self.called.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        sys.setprofile(None)
+        functions: dict[Place, list[FunctionType]] = defaultdict(list)
+        caches: list[_lru_cache_wrapper[object]] = []
+        for thing in gc.get_objects():
+            if isinstance(thing, FunctionType):
+                functions[thing.__code__.co_filename, thing.__code__.co_firstlineno].append(thing)
+            elif isinstance(thing, _lru_cache_wrapper) and _code(thing).is_relative_to(
+                self.package.parents[1]
+            ):
+                thing.cache_clear()
+                caches.append(thing)
+        gc.collect()
+        gc.freeze()
+        outcome, calls = forked(LIMIT_S, self._list_calls, session, caches)
+        if outcome != MISSED:
+            os._exit(3)
+        for test, places in json.loads(calls):
+            for file, line in places:
+                self.callers[file, line].add(test)
+        for one in self.chosen:
+            place = (str(self.package / Path(one.module).relative_to("capacity")), one.function)
+            here = functions[place]
+            outcome, test = (
+                forked(FORK_LIMIT_S, self._child, session, here, one, place) if here else (OPEN, "")
+            )
+            self.results.add(one, OPEN if outcome == MISSED and place in self.called else outcome, test)
+        return True
+
+    def _list_calls(self, out: int, session: pytest.Session, caches: list[_lru_cache_wrapper[object]]) -> int:
+        """Nothing changed: the functions of the package that each test calls, none spared by what another left in a cache."""
+        session.config.pluginmanager.register(Told(out))
+        calls = []
+        for item in session.items:
+            for cache in caches:
+                cache.cache_clear()
+            self.called = set()
+            sys.setprofile(self._note)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            sys.setprofile(None)
+            calls.append((item.nodeid, [p for p in self.called if p[0].startswith(str(self.package))]))
+        with os.fdopen(out, "w") as told:
+            json.dump(calls, told)
+        return 0
+
+    def _child(
+        self, out: int, session: pytest.Session, functions: list[FunctionType], one: Mutant, place: Place
+    ) -> int:
+        file, line = place
+        code = next(c for c in outermost(compile(one.code(), file, "exec")) if c.co_firstlineno == line)
+        for function in functions:
+            function.__code__ = code
+        told = Told(out, self.results.first(one))
+        session.config.pluginmanager.register(told)
+        everything = place in self.called
+        items = [item for item in session.items if everything or item.nodeid in self.callers[place]]
+        told.pytest_collection_modifyitems(items)
+        for item, following in zip_longest(items, items[1:]):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        return 0
 
 
-def changed(code: str, operator: str, occurrence: int) -> str:
-    """The text with that one change."""
-    from cosmic_ray.mutating import mutate_code
-    from cosmic_ray.plugins import get_operator
+def _code(cache: _lru_cache_wrapper[object]) -> Path:
+    return Path(getattr(getattr(cache.__wrapped__, "__code__", None), "co_filename", "."))
 
-    return str(mutate_code(code, get_operator(f"core/{operator}")(), occurrence))
+
+def outermost(code: CodeType) -> Iterator[CodeType]:
+    """Code of the functions and methods of a module, not of functions inside of them."""
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            if inner.co_flags & 2:  # CO_NEWLOCALS: a function, not a class
+                yield inner
+            else:
+                yield from outermost(inner)
 
 
 class Copy:
@@ -182,53 +234,56 @@ class Copy:
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, target)
-        package = folder / "import" / "vllm_capacity"
-        shutil.copytree(folder / "capacity", package)
-        shutil.copytree(folder / "validate", package / "validate")
-        shutil.copy(folder / "models.yaml", package)
-        self.package = package
+        self.package = folder / "import" / "vllm_capacity"
+        shutil.copytree(folder / "capacity", self.package)
+        shutil.copytree(folder / "validate", self.package / "validate")
+        shutil.copy(folder / "models.yaml", self.package)
         self._clock = 1_000_000_000
 
-    def run(self, tests: tuple[str, ...]) -> str:
-        """'survived' where all tests pass, 'killed' where one fails, 'timeout'.
+    def tests(self, _: int, tests: tuple[str, ...], plugin: object) -> int:
+        """In a child, which has loaded the libraries but nothing of the package."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        os.chdir(self.root)
+        sys.path.insert(0, str(self.package.parent))
+        sys.pycache_prefix = str(self.root / "bytecode")
+        sys.dont_write_bytecode = False
+        hypothesis.settings.register_profile("mutants", deadline=None, database=None)
+        hypothesis.settings.load_profile("mutants")
+        options = [
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--hypothesis-seed=0",
+            f"--basetemp={self.root / 'scratch'}",
+        ]
+        options += ["-k", "not millisecond"]  # speed is not what a change is asked for
+        return int(pytest.main([*options, *tests], plugins=[plugin]))
 
-        In a fork of this process, which has loaded the libraries but nothing of the package.
-        """
+    def serve(self, chosen: Iterable[Mutant], tests: tuple[str, ...], results: Results) -> None:
         child = os.fork()
         if child == 0:
-            self._run_in_child(tests)
-        end = time.monotonic() + LIMIT_S
-        while time.monotonic() < end:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                return "survived" if os.waitstatus_to_exitcode(status) == 0 else "killed"
-            time.sleep(0.05)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        return "timeout"
+            try:
+                os._exit(self.tests(0, tests, Server(self.package, chosen, results)))
+            finally:
+                os._exit(99)
+        _, status = os.waitpid(child, 0)
+        if status:
+            raise SystemExit(f"the tests fail without any change: {' '.join(tests)}")
 
-    def _run_in_child(self, tests: tuple[str, ...]) -> NoReturn:
-        code = 99
-        try:
-            null = os.open(os.devnull, os.O_RDWR)
-            for stream in (0, 1, 2):
-                os.dup2(null, stream)
-            os.chdir(self.root)
-            sys.path.insert(0, str(self.package.parent))
-            sys.pycache_prefix = str(self.root / "bytecode")
-            sys.dont_write_bytecode = False
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *tests]))
-        finally:
-            os._exit(code)
-
-    def test(self, one: Mutant, tests: tuple[str, ...]) -> str:
+    def test(self, one: Mutant, tests: tuple[str, ...], results: Results) -> None:
+        """From a new import of the changed file."""
         file = self.package / Path(one.module).relative_to("capacity")
         code = file.read_text()
         try:
-            self._write(file, changed(code, one.operator, one.occurrence))
-            return self.run(tests)
+            self._write(file, one.code())
+            results.add(one, *forked(LIMIT_S, self._fresh, tests, results.first(one)))
         finally:
             self._write(file, code)
+
+    def _fresh(self, out: int, tests: tuple[str, ...], first: list[str]) -> int:
+        return self.tests(out, tests, Told(out, first))
 
     def _write(self, file: Path, text: str) -> None:
         """Each time with a time of its own: bytecode is told stale by size and whole seconds."""
@@ -237,136 +292,105 @@ class Copy:
         os.utime(file, (self._clock, self._clock))
 
 
-def run(sample: int, results: Path, minutes: float, only: str = "") -> None:
-    """Tests a sample of all mutants; results are appended one by one, and what they hold is not tested again."""
+def until(end: float, ones: Iterable[Mutant]) -> Iterator[Mutant]:
+    for one in ones:
+        if time.monotonic() > end:
+            print("time is up", flush=True)
+            return
+        yield one
+
+
+def run(everything: Sequence[Mutant], options: argparse.Namespace) -> None:
+    """Tests what the results do not know yet (with --again: what was not noticed), in a drawn order."""
     tests_of = dict(modules())
-    everything = [place for module in tests_of for place in places(module)]
-    wanted = [place for place in everything if place[0].startswith(only)]
-    chosen = [mutant(*place) for place in random.Random(SEED).sample(wanted, min(sample, len(wanted)))]
-    done = {(m.key, m.line) for m in read(results)}
-    print(f"{len(everything)} mutants, {len(chosen)} in the sample, {len(done)} tested before", flush=True)
-    end = time.monotonic() + 60 * minutes
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, results.open("a") as out:
+    results = Results(options.results)
+    wanted = (MISSED, OPEN) if options.again else (OPEN,)
+    chosen = [one for one in everything if one.module.startswith(options.only)]
+    chosen = random.Random(SEED).sample(chosen, min(options.sample, len(chosen)))
+    chosen = [one for one in chosen if results.outcomes.get(one.name, OPEN) in wanted]
+    print(f"{len(everything)} changes, {len(chosen)} to be tested", flush=True)
+    end = time.monotonic() + 60 * options.minutes
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Copy(Path(folder))
-        for tests in dict.fromkeys(tests_of.values()):
-            if copy.run(tests) != "survived":
-                raise SystemExit(f"the tests fail without any change: {' '.join(tests)}")
-        out.write(
-            json.dumps(
-                {
-                    "all": len(everything),
-                    "sample": len(chosen),
-                    "by_module": Counter(place[0] for place in everything),
-                }
-            )
-        )
-        out.write("\n")
-        for number, one in enumerate(chosen):
-            if (one.key, one.line) in done:
-                continue
-            if time.monotonic() > end:
-                print(f"time is up after {number}", flush=True)
-                break
-            outcome = copy.test(one, tests_of[one.module])
-            out.write(json.dumps({**asdict(one), "outcome": outcome}) + "\n")
-            out.flush()
-            if outcome == "survived":
-                print(
-                    f"{one.key} {one.module}:{one.line} {one.before}  ->  {one.after}",
-                    flush=True,
-                )
+        for tests in dict.fromkeys(tests_of[one.module] for one in chosen):
+            here = [one for one in chosen if tests_of[one.module] == tests]
+            copy.serve(until(end, here), tests, results)
+            results = Results(options.results)  # as the server wrote them
+            undecided = [one for one in here if results.outcomes.get(one.name) == OPEN]
+            for one in until(end, undecided):
+                copy.test(one, tests, results)
+                if results.outcomes[one.name] == MISSED:
+                    print(f"{one.key} {one.module}:{one.line} {one.before}  ->  {one.after}", flush=True)
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    seconds = sum(u.ru_utime + u.ru_stime for u in spent)
+    print(f"{seconds:.0f} s of processor time, {seconds / max(len(chosen), 1):.2f} s for each change")
 
 
-def again(results: Path) -> None:
-    """Tests what was not noticed once more, against the tests of today."""
-    tests_of = dict(modules())
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, results.open("a") as out:
-        copy = Copy(Path(folder))
-        for one in read(results):
-            if one.outcome == "survived":
-                if mutant(one.module, one.operator, one.occurrence, one.line).key != one.key:
-                    outcome = GONE
-                else:
-                    outcome = copy.test(one, tests_of[one.module])
-                out.write(
-                    json.dumps({**asdict(one), "outcome": SINCE if outcome == "killed" else outcome}) + "\n"
-                )
-                out.flush()
-                print(
-                    f"{outcome} {one.key} {one.module}:{one.line} {one.before}  ->  {one.after}", flush=True
-                )
-
-
-def read(results: Path) -> list[Mutant]:
-    """The mutants tested, each with its last outcome."""
-    if not results.exists():
-        return []
-    rows = [json.loads(line) for line in results.read_text().splitlines()]
-    found = [Mutant(**row) for row in rows if "operator" in row]
-    last = {(m.module, m.operator, m.occurrence): m for m in found}
-    return [m for m in last.values() if m.outcome != GONE]
-
-
-def write_page(results: Path) -> None:
+def write_page(everything: Sequence[Mutant], results: Results) -> None:
     """docs/mutation.md from the results and the reasons."""
-    found = read(results)
     reasons: dict[str, str] = yaml.safe_load(REASONS.read_text()) or {}
-    totals = next(row for row in map(json.loads, results.read_text().splitlines()) if "all" in row)
-    survived = [m for m in found if m.outcome == "survived"]
-    later = [m for m in found if m.outcome == SINCE]
-    unexplained = [m for m in survived if m.key not in reasons]
+    found = [one for one in everything if results.outcomes.get(one.name, OPEN) != OPEN]
+    missed = [one for one in found if results.outcomes[one.name] == MISSED]
+    unexplained = [one for one in missed if one.key not in reasons]
+    drawn = (
+        "all of them" if len(found) == len(everything) else f"{len(found):,} of them, drawn with seed {SEED},"
+    )
     lines = [
         "# Mutation testing", "",
         "Written by `python tools/mutate.py --page`. One operator, number, condition or loop at a time is changed in the code",
         "that decides bytes and tokens, and the fast tests of that code are run: a change that no test notices is a hole in the",
         "tests, or changes nothing. Annotations, decorators and texts of errors are left alone.", "",
-        f"{totals['all']:,} changes are possible; {len(found):,} were tested, drawn with seed {SEED} (more of small parts):",
+        f"{len(everything):,} changes are possible; {drawn} were tested:",
         "",
         "| part | possible | tested | noticed | not noticed |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for target in TARGETS:
-        here = [m for m in found if m.module == target or m.module.startswith(target + "/")]
-        possible = sum(
-            n for name, n in totals["by_module"].items() if name == target or name.startswith(target + "/")
+        possible, tested, not_noticed = (
+            sum(one.module == target or one.module.startswith(target + "/") for one in some)
+            for some in (everything, found, missed)
         )
-        missed = sum(m in survived for m in here)
-        lines.append(f"| `{target}` | {possible:,} | {len(here):,} | {len(here) - missed:,} | {missed:,} |")
-    share = 100 * (len(found) - len(survived)) / max(len(found), 1)
+        lines.append(
+            f"| `{target}` | {possible:,} | {tested:,} | {tested - not_noticed:,} | {not_noticed:,} |"
+        )
+    share = 100 * (len(found) - len(missed)) / max(len(found), 1)
     lines += [
         "",
-        f"Noticed: {share:.1f} %. {len(later)} of them by tests that were written because of this list.",
+        f"Noticed: {share:.1f} %.",
         "",
+        "## Not noticed",
+        "",
+        "| change | why that is right |",
+        "|---|---|",
     ]
-    if later:
-        lines += ["## Noticed since", "", *(f"- {_change(m)}" for m in later), ""]
-    lines += ["## Not noticed", "", "| change | why that is right |", "|---|---|"]
-    lines += [f"| {_change(m)} | {reasons.get(m.key, 'not looked at')} |" for m in survived]
+    lines += [f"| {_change(one)} | {reasons.get(one.key, 'not looked at')} |" for one in missed]
     PAGE.write_text("\n".join(lines) + "\n")
-    print(f"{len(found)} tested, {len(survived)} not noticed, {len(unexplained)} of them without a reason")
+    print(f"{len(found)} tested, {len(missed)} not noticed, {len(unexplained)} of them without a reason")
+    unused = sorted(reasons.keys() - {one.key for one in missed})
+    if unused and len(found) == len(everything):
+        print(f"reasons that nothing needs: {', '.join(unused)}")
 
 
-def _change(mutant: Mutant) -> str:
-    before, after = (text.replace("|", "\\|") for text in (mutant.before, mutant.after))
-    return f"`{mutant.module.removeprefix('capacity/')}`: `{before}` becomes `{after}`"
+def _change(one: Mutant) -> str:
+    before, after = (text.replace("|", "\\|") for text in (one.before, one.after))
+    return f"`{one.module.removeprefix('capacity/')}`: `{before}` becomes `{after}`"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--sample", type=int, default=400, help="how many changes to test")
+    parser.add_argument("--sample", type=int, default=1_000_000, help="how many changes to test, of all")
     parser.add_argument("--minutes", type=float, default=60, help="stop after so long")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "mutants.jsonl")
     parser.add_argument(
         "--only", default="", metavar="PREFIX", help="of modules, for example capacity/budget.py"
     )
-    parser.add_argument("--again", action="store_true", help="test once more what was not noticed")
+    parser.add_argument("--again", action="store_true", help="test what was not noticed once more")
     parser.add_argument("--page", action="store_true", help="only write docs/mutation.md from the results")
     options = parser.parse_args()
     options.results.parent.mkdir(exist_ok=True)
-    if options.again:
-        again(options.results)
-    elif not options.page:
-        run(options.sample, options.results, options.minutes, options.only)
-    write_page(options.results)
+    everything = [one for module in dict(modules()) for one in mutants(module)]
+    if not options.page:
+        run(everything, options)
+    write_page(everything, Results(options.results))
 
 
 if __name__ == "__main__":
