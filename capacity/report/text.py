@@ -310,7 +310,7 @@ def print_columns(plans: Sequence[Plan | RefusedPlan], console: Console) -> None
     row("weights", lambda p: gib(p.tightest.budget.totals[Account.WEIGHTS]))
     row("activation peak", lambda p: gib(p.tightest.budget.totals[Account.ACTIVATION]))
     row("non-torch", lambda p: gib(p.tightest.budget.totals[Account.NON_TORCH]))
-    row("graph estimate", lambda p: gib(p.tightest.budget.graph_applied_bytes))
+    row("graph estimate subtracted", lambda p: gib(p.tightest.budget.graph_applied_bytes))
     row("available for KV cache", lambda p: gib(p.tightest.budget.available_kv_bytes))
     row("KV cache tokens", lambda p: f"{p.kv_cache.size_tokens:,}")
     row("concurrency", lambda p: f"{p.kv_cache.max_concurrency:.2f}x")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from vllm_capacity import vocabulary
+from vllm_capacity.cli import run
 from vllm_capacity.cli.schema import SCHEMAS, published
 from vllm_capacity.logs.failures import OOM_FIGURES, REFUSALS
 from vllm_capacity.logs.formats import FORMATS
@@ -122,6 +123,30 @@ def test_figures_read_from_logs_have_the_names_of_the_vocabulary() -> None:
         for name in fields
         if retired.search(name) and name not in ("cuda_total_gib", "workspace_total_gib")
     ]
+
+
+def words_at_line_starts(text: str) -> set[str]:
+    """First cells of a table: what stands before two spaces."""
+    return {cell for line in text.splitlines() if (cell := re.split(r" {2,}", line.strip())[0])}
+
+
+def test_tables_for_people_use_the_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    words = {item.word for item in vocabulary.QUANTITIES.values()}
+    model = ("--model", "Qwen/Qwen3-8B", "--gpu", "H100", "--vllm-version", "0.26.0")
+    run(["plan", *model, "--tp", "1,2"])
+    columns = words_at_line_starts(capsys.readouterr().out) - {"verdict", "tp 1"}
+    assert columns <= words
+    assert len(columns) >= 9
+    run(["compare", "--tp 1", "--tp 2", *model])
+    shown = words_at_line_starts(capsys.readouterr().out.partition("terms of")[0])
+    assert shown - words == {"--tp 1", "verdict", "status", "settings", "result", "budget"}
+    run(["explain", "--offline", str(ROOT / "tests" / "data" / "logs" / "scenarios" / "sampler_warmup.log")])
+    logged = capsys.readouterr().out.partition("Predicted against logged (per GPU)\n")[2].partition("\n\n")[0]
+    assert words_at_line_starts(logged) <= words
+    assert len(logged.splitlines()) >= 9
 
 
 def test_the_glossary_shows_every_quantity() -> None:

@@ -221,7 +221,7 @@ def test_a_plan_says_how_well_it_is_known():
     for name, key in (
         ("weights", "weights"),
         ("activation peak", "activation_peak"),
-        ("non-torch memory", "non_torch"),
+        ("non-torch", "non_torch"),
     ):
         errors = figures["terms"][key]["all"]
         assert rows[name][2] == (
@@ -272,7 +272,7 @@ def test_the_sum_of_the_budget_is_the_one_of_vllm():
     rows = {row[0]: row[1] for row in page("experts on two GPUs").table("From vLLM's share")[1:]}
     budget = plan.tightest.budget
     assert rows["less weights"] == f"{budget.totals[Account.WEIGHTS] / 2**30:,.3f} GiB"
-    assert rows["less estimate of the CUDA graphs"] == f"{budget.graph_applied_bytes / 2**30:,.3f} GiB"
+    assert rows["less graph estimate"] == f"{budget.graph_applied_bytes / 2**30:,.3f} GiB"
     assert rows["available for the KV cache"] == f"{budget.available_kv_bytes / 2**30:,.3f} GiB"
 
 

@@ -159,7 +159,9 @@ def test_refine_fits_real_records_and_reports_errors_on_models_left_out() -> Non
     assert (found.left_out_worst or 0) < 4 * 2**20
     assert abs(found.unexplained) < 2**20
     collectives = by_name["collectives-sm90-torch2.11-tp2-fused-all-reduceFalse-nvlsFalse"]
-    assert collectives.n_bytes == pytest.approx(0, abs=3 * 2**20), "nothing grows without the fused all-reduce"
+    assert collectives.n_bytes == pytest.approx(0, abs=3 * 2**20), (
+        "nothing grows without the fused all-reduce"
+    )
     assert "graph-nodes-oai-triton-sm90-torch2.11" in found.refused, "one run only"
 
 

@@ -85,7 +85,7 @@ class Accuracy:
 _BUDGET = (
     ("weights", "weights", Account.WEIGHTS),
     ("activation peak", "activation_peak", Account.ACTIVATION),
-    ("non-torch memory", "non_torch", Account.NON_TORCH),
+    ("non-torch", "non_torch", Account.NON_TORCH),
 )
 
 

@@ -151,7 +151,7 @@ def _part(plan: Plan | RefusedPlan, curve: Sequence[ContextPoint]) -> PlanPart |
 _SUBTRACTED = (
     ("weights", Account.WEIGHTS),
     ("activation peak", Account.ACTIVATION),
-    ("non-torch memory", Account.NON_TORCH),
+    ("non-torch", Account.NON_TORCH),
     ("runner buffers", Account.RUNNER_BUFFERS),
 )
 
@@ -159,9 +159,7 @@ _SUBTRACTED = (
 def budget_of(kinds: Sequence[Kind]) -> Budget:
     """Items that are nothing everywhere are left out."""
     items = [(name, tuple(kind.rank.budget.totals[of] for kind in kinds)) for name, of in _SUBTRACTED]
-    items.append(
-        ("estimate of the CUDA graphs", tuple(kind.rank.budget.graph_applied_bytes for kind in kinds))
-    )
+    items.append(("graph estimate", tuple(kind.rank.budget.graph_applied_bytes for kind in kinds)))
     return Budget(
         kinds=tuple(kinds), items=tuple(item for item in items if any(item[1])), columns=columns_of(kinds)
     )
@@ -179,8 +177,8 @@ def _settings(plan: Plan) -> list[Setting]:
         ("max_num_seqs", engine.max_num_seqs),
         ("gpu_memory_utilization", engine.gpu_memory_utilization),
         ("block_size", kv.block_size),
-        ("attention backend", ", ".join(engine.attention_backends) or "none"),
-        ("model runner", engine.model_runner),
+        ("attention_backends", ", ".join(engine.attention_backends) or "none"),
+        ("model_runner", engine.model_runner),
         ("cudagraph_mode", engine.cudagraph_mode),
         ("enable_prefix_caching", engine.enable_prefix_caching),
         ("enable_chunked_prefill", engine.enable_chunked_prefill),
