@@ -312,7 +312,8 @@ def rope_cache(
     dim = rotary_dim or rotated_size(config, block, head_size)
     if kind == "proportional":
         dim = head_size
-    return Tensor(name=name, shape=(rows, dim), dtype=dtype, buffer=True)
+    scaled = kind in ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
+    return Tensor(name=name, shape=(rows, dim), dtype=dtype, buffer=True, scaled=scaled)
 
 
 def rotated_size(config: ModelConfig, block: Mapping[str, Any], head_size: int) -> int:

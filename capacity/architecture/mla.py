@@ -6,6 +6,8 @@ Source: `DeepseekV2MLAAttention` and `Indexer`, vllm/model_executor/models/deeps
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vllm_capacity.architecture import common
 from vllm_capacity.architecture.modules import (
     Indexer,
@@ -136,4 +138,4 @@ def mla_rope(config: ModelConfig, *, name: str = "rotary_emb.cos_sin_cache") -> 
     cache = common.rope_cache(
         config, size, parameters=block, name=name, max_position=config.size("max_position_embeddings", 8192)
     )
-    return Tensor(name=cache.name, shape=cache.shape, buffer=True, eager_dtype=eager)
+    return replace(cache, eager_dtype=eager)

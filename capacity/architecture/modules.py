@@ -132,6 +132,8 @@ class Tensor:
     """With `per_token`: rows beyond max_num_batched_tokens."""
     backend: str | None = None
     """The attention backend whose layers hold this tensor; None is any."""
+    scaled: bool = False
+    """A rope cache whose cosines and sines are multiplied by a factor as it is built."""
 
 
 Module = Linear | QkvLinear | Experts | VocabEmbedding | Tensor

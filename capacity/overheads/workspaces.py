@@ -52,8 +52,7 @@ def _fragmentation(ctx: RankContext) -> MemoryTerm:
     """
     settings, release = allocator_settings(ctx.engine.environment), ctx.release
     max_split = LOAD_MAX_SPLIT if release.has("load_max_split_size") else settings.max_split
-    early, tables = early_tensors(ctx), (imported_tables(ctx),) if imported_tables(ctx) else ()
-    before = (*tables, *runner_tensors(ctx))
+    early, before = early_tensors(ctx), (*imported_tables(ctx), *runner_tensors(ctx))
     left = tuple(t.n_bytes for t in (*flashinfer_scratch(ctx), *flashinfer_rows(ctx, Sizes.of(ctx))))
     unused = 0
     if not settings.expandable:

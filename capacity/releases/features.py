@@ -286,6 +286,10 @@ FEATURES: tuple[Feature, ...] = (
             "model_executor/layers/attention/attention.py: set_default_quant_scales",
             "attention layers also keep q_range, k_range and v_range; where a method loads KV scales, on "
             "the GPU"),
+    Feature("online_quantisation_logged", "0.30.0", None, "model_executor/model_loader/base_loader.py: log_online_quantization",
+            "building a model ends with an import of the online quantisation, and compressed-tensors with it"),
+    Feature("parameters_keep_their_storage", "0.33.0", None, "model_executor/utils.py: replace_parameter",
+            "processed weights of the same layout are copied into the parameter, whose memory stays"),
     Feature("deep_gemm_2_6", "0.27.0", None, "third_party/deep_gemm/__init__.py: __version__",
             "the wheel bundles DeepGEMM 2.6 or newer; no recorded run shows the workspace of 2.6 and 2.8.0"),
     Feature("deep_gemm_without_workspace", "0.33.0", None, "third_party/deep_gemm/__init__.py: shutdown",

@@ -33,12 +33,14 @@ LOAD_MAX_SPLIT = 20 * MIB
 class RopeBuild:
     """The construction of one cos/sin cache [rows, dim]: fp32 temporaries, then the copy that stays.
 
-    Source: `RotaryEmbeddingBase._compute_cos_sin_cache`, layers/rotary_embedding/base.py:58-105 (0.26.0).
+    `scaled`: cosines and sines are multiplied by a factor. Source: `_compute_cos_sin_cache`,
+    layers/rotary_embedding/base.py:58-105, yarn_scaling_rope.py, deepseek_scaling_rope.py (0.26.0 to 0.33.0).
     """
 
     rows: int
     dim: int
     n_bytes: int
+    scaled: bool = False
 
     @property
     def half(self) -> int:
@@ -190,7 +192,12 @@ class Allocates(Protocol):
 def build_rope(pool: Allocates, rope: RopeBuild) -> None:
     """positions, frequencies, cos, sin and their concatenation in fp32; the copy is made while the last lives."""
     positions = pool.allocate(rope.rows * 4)
-    parts = [pool.allocate(rope.half) for _ in range(3)]
+    parts = [pool.allocate(rope.half)]
+    for _ in ("cos", "sin"):
+        unscaled = pool.allocate(rope.half)
+        parts.append(pool.allocate(rope.half) if rope.scaled else unscaled)
+        if rope.scaled:
+            pool.free(unscaled)
     whole = pool.allocate(2 * rope.half)
     for part in (*parts, positions):
         pool.free(part)
@@ -235,9 +242,11 @@ def _takes(found: int, size: int, max_split: int | None) -> bool:
 
 def carved_while_loading(
     free: list[FreePart], sizes: Iterable[int], small: bool, max_split: int | None
-) -> tuple[int, ...]:
-    """As `carved`, but 0 among the `sizes`, which are multiples of 512, and their end give back what is a whole segment."""
-    limit = None if small else max_split
+) -> tuple[tuple[int, ...], int]:
+    """As `carved`, but 0 among the `sizes`, which are multiples of 512, and their end give back what is a whole segment; and
+    what the tensors' blocks take.
+    """
+    limit, taken = None if small else max_split, 0
     serial = max((entry[1] for entry in free), default=0)
     for size in sizes:
         if not size:
@@ -250,10 +259,12 @@ def carved_while_loading(
         else:
             found = SEGMENT_MULTIPLE if small else _segment_size(size)
         rest = found - size
+        taken += found
         if rest and (small or (rest > SMALL and (limit is None or size < limit))):
             serial += 1
+            taken -= rest
             insort(free, (rest, serial, False))
-    return tuple(size for size, _, whole in free if not whole)
+    return tuple(size for size, _, whole in free if not whole), taken
 
 
 def carved(free: Iterable[int], sizes: Iterable[int], small: bool, max_split: int | None) -> tuple[int, ...]:
@@ -261,7 +272,7 @@ def carved(free: Iterable[int], sizes: Iterable[int], small: bool, max_split: in
     freed, without blocks.
     """
     parts = [(size, number, False) for number, size in enumerate(sorted(free))]
-    return carved_while_loading(parts, (round_up(size, MIN_BLOCK) for size in sizes), small, max_split)
+    return carved_while_loading(parts, (round_up(size, MIN_BLOCK) for size in sizes), small, max_split)[0]
 
 
 def _segment_size(size: int) -> int:

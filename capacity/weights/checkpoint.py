@@ -323,7 +323,7 @@ def _bytes(tensors: Iterable[TensorInfo]) -> int:
 
 
 def _encoder_elements(architecture: Architecture) -> int:
-    from vllm_capacity.weights.model import parameter_total
+    from vllm_capacity.weights.totals import parameter_total
 
     placed = tuple(p for p in architecture.outside if role_of(p.module.name) == "encoder")
     return parameter_total(replace(architecture, layers=(), outside=placed)) if placed else 0

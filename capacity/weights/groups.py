@@ -33,6 +33,8 @@ class ParameterGroup:
     n_bytes: int
     buffer: bool = False
     logical: int = 0
+    scaled: bool = False
+    """A rope cache whose cosines and sines are multiplied by a factor as it is built."""
 
     @property
     def tensor_bytes(self) -> int:

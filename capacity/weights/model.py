@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 from vllm_capacity.architecture.modules import (
-    Architecture,
     Experts,
     LayerGroup,
     Linear,
@@ -55,7 +55,7 @@ class Section:
 
     `transient_bytes` is the largest need of one module's post-load processing; `dropped` are tensors that
     vLLM allocates in this section and frees before loading ends; `repacking` is what that processing allocates and frees
-    in one layer (see `LayerTensors`).
+    in one layer, `late` what comes when all layers are through with that (see `LayerTensors`).
     """
 
     groups: tuple[ParameterGroup, ...]
@@ -65,6 +65,7 @@ class Section:
     transient_bytes: int = 0
     dropped: tuple[ParameterGroup, ...] = ()
     repacking: tuple[tuple[str, int], ...] = ()
+    late: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +103,11 @@ class RankWeights:
     @property
     def built_bytes(self) -> int:
         return sum(group.n_bytes for group in self.built)
+
+    @property
+    def repacked(self) -> bool:
+        """Whether processing makes tensors anew, in blocks that others left."""
+        return any(n_bytes for section in self.sections for _, n_bytes in (*section.repacking, *section.late))
 
     @property
     def parameters_on_rank(self) -> int:
@@ -291,6 +297,8 @@ class _Builder:
             mla = isinstance(mixer, MultiHeadLatentAttention)
             if not isinstance(mixer, StateSpace) and self.method.loads_kv_scales(mla=mla):
                 yield "self_attn.attn._loaded_scales", _loaded_kv_scales(self.release, self.dtype)
+            elif not isinstance(mixer, StateSpace) and self.release.has("kv_scale_cpu_copies"):
+                yield "self_attn.attn._scale_copies", _SCALE_COPIES
             if isinstance(mixer, MultiHeadLatentAttention):
                 yield from self._absorbed(group, mixer, prefix)
 
@@ -310,7 +318,7 @@ class _Builder:
                     return
                 local = shard_linear(module, self.layout)
                 tensor = Stored("W_UK_W_UV", (mixer.kv_lora_rank, local.rows), self.dtype)
-                yield module.name, LayerTensors((tensor,), (), tensor.n_bytes)
+                yield module.name, LayerTensors((tensor,), (), tensor.n_bytes, late=True)
 
     def _section(
         self,
@@ -322,9 +330,15 @@ class _Builder:
         """Groups of a section; `copies[i]` equal copies of module i (1 each unless given)."""
         groups: list[ParameterGroup] = []
         built: list[ParameterGroup] = []
-        transient, same, steps = 0, True, []
+        transient, same = 0, True
+        steps: list[tuple[str, int]] = []
+        late: list[tuple[str, int]] = []
+        dropped: list[ParameterGroup] = []
         for i, (name, tensors) in enumerate(modules):
             many = count if copies is None else count * copies[i]
+            if tensors is _SCALE_COPIES:
+                dropped += [_group(name, tensor, many) for tensor in tensors.as_built]
+                continue
             mine = [_group(name, tensor, many) for tensor in tensors.stored]
             groups += mine
             if tensors.built is None:
@@ -333,14 +347,15 @@ class _Builder:
                 same = False
                 built += [_group(name, tensor, many) for tensor in tensors.built]
             transient = max(transient, tensors.transient_bytes)
-            steps += [
+            (late if tensors.late else steps).extend(
                 (_full_name(name, step), n_bytes)
                 for step, n_bytes in tensors.repacking or _replacing(tensors)
-            ]
+            )
         stored = tuple(groups)
         return Section(
-            stored, stored if same else tuple(built), count, indices, transient, repacking=tuple(steps)
-        )
+            stored, stored if same else tuple(built), count, indices, transient, tuple(dropped), tuple(steps),
+            tuple(late),
+        )  # fmt: skip
 
     def _tensors(self, module: Module, prefix: str) -> LayerTensors:
         """A module's tensors on this rank, by the quantisation method where it applies."""
@@ -375,8 +390,12 @@ class _Builder:
         if tensor.eager_dtype is not None and self.eager:
             dtype = tensor.eager_dtype
         return LayerTensors(
-            (Stored("", shape, dtype, 0 if tensor.buffer else prod(shape), buffer=tensor.buffer),)
-        )
+            (
+                Stored(
+                    "", shape, dtype, 0 if tensor.buffer else prod(shape), buffer=tensor.buffer, scaled=tensor.scaled
+                ),
+            )
+        )  # fmt: skip
 
     def outside(self, modules: tuple[Placed, ...]) -> tuple[Section, Section, Section]:
         """(before the layers, rope caches, after the layers)."""
@@ -418,7 +437,7 @@ class _Builder:
                 copies.append(placed.count)
         after = self._section(rest, copies=copies)
         if dropped:
-            after = Section(after.groups, after.built, 1, (), after.transient_bytes, tuple(dropped))
+            after = replace(after, dropped=tuple(dropped))
         return self._section(embeddings), self._section(caches), after
 
     def _outside_prefix(self, name: str) -> str:
@@ -434,6 +453,14 @@ class _Builder:
             or (self.first and placement in (Placement.FIRST, Placement.ENDS))
             or (self.last and placement in (Placement.LAST, Placement.ENDS))
         )
+
+
+_SCALE_COPIES = LayerTensors(
+    (), tuple(Stored(name, (), "float32", buffer=True) for name in ("k_scale_cpu", "v_scale_cpu"))
+)
+"""Built on the device, as all is then, and made anew on the host: `set_default_quant_scales`,
+layers/attention/attention.py (0.26.0 to 0.33.0).
+"""
 
 
 def _loaded_kv_scales(release: Release, dtype: str) -> LayerTensors:
@@ -463,31 +490,5 @@ def _group(module: str, tensor: Stored, count: int) -> ParameterGroup:
     role = "quantisation_scales" if tensor.scale else role_of(module)
     return ParameterGroup(
         role, name, tensor.shape, tensor.dtype, count, prod(tensor.shape) * DTYPE_BYTES[tensor.dtype] * count,
-        tensor.buffer, tensor.logical * count,
+        tensor.buffer, tensor.logical * count, tensor.scaled,
     )  # fmt: skip
-
-
-def parameter_total(architecture: Architecture) -> int:
-    """The model's parameters: each once, unpadded, tied heads and buffers left out; equal to the published
-    count.
-    """
-    layers = sum(_logical(group.modules) * len(group.indices) for group in architecture.layers)
-    outside = (p for p in architecture.outside if p.shares_storage_with is None)
-    return layers + sum(_logical((p.module,)) * p.count for p in outside)
-
-
-@lru_cache(maxsize=256)
-def _logical(modules: tuple[Module, ...]) -> int:
-    return sum(_logical_of(module) for module in modules)
-
-
-def _logical_of(module: Module) -> int:
-    if isinstance(module, Tensor):
-        return 0 if module.buffer else prod(module.shape)
-    if isinstance(module, VocabEmbedding):
-        return module.rows * (module.columns + module.bias)
-    if isinstance(module, Experts):
-        experts = plain_experts(shard_experts(module, SINGLE), "bfloat16")
-        return sum(tensor.logical for tensor in experts.stored)
-    local = shard_linear(module, SINGLE) if isinstance(module, Linear) else shard_qkv(module, SINGLE)
-    return local.rows * local.inputs + local.bias

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from vllm_capacity.weights.groups import ROLES, ParameterGroup
-from vllm_capacity.weights.model import RankWeights, Section, parameter_total, rank_weights, whole_weights
+from vllm_capacity.weights.model import RankWeights, Section, rank_weights, whole_weights
 from vllm_capacity.weights.terms import load_peak_bytes, weight_terms
+from vllm_capacity.weights.totals import parameter_total
 
 __all__ = [
     "ROLES",

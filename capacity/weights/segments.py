@@ -103,23 +103,33 @@ def _unused(
     least, free = smallest(weights, small), carved((), before, small, max_split)
     usable = tuple(size for size in free if size >= least)
     pinned = (size for size in free if size < least)
-    return sum(
-        carved((*pinned, *_free_after_load(weights, small, usable, max_split)), after, small, max_split)
-    )
+    left, _ = _after_load(weights, 0, small, usable, max_split)
+    return sum(carved((*pinned, *left), after, small, max_split))
 
 
 @lru_cache(maxsize=64)
 def smallest(weights: RankWeights, small: bool) -> int:
     """The least that loading asks a pool for."""
-    return min((round_up(size, MIN_BLOCK) for _, size in _events(weights)[small] if size), default=1 << 60)
+    return min((round_up(size, MIN_BLOCK) for _, size in _events(weights, 0)[small] if size), default=1 << 60)
+
+
+def allocated_after_load(
+    weights: RankWeights, library: int, usable: tuple[int, ...], max_split: int | None
+) -> int:
+    """What the blocks of a loaded model take, `library` included: a buffer that a library makes after the rope caches."""
+    return sum(
+        _after_load(weights, library, small, () if small else usable, max_split)[1] for small in (False, True)
+    )
 
 
 @lru_cache(maxsize=256)
-def _free_after_load(
-    weights: RankWeights, small: bool, usable: tuple[int, ...], max_split: int | None
-) -> tuple[int, ...]:
-    """Free parts of segments that a pool keeps when the model is loaded; `usable`: those that were there before."""
-    stirred, calm = _stages(weights, small)
+def _after_load(
+    weights: RankWeights, library: int, small: bool, usable: tuple[int, ...], max_split: int | None
+) -> tuple[tuple[int, ...], int]:
+    """Free parts of segments that a pool keeps when the model is loaded, and what the model's blocks take; `usable`: parts that
+    were there before.
+    """
+    stirred, calm = _stages(weights, library, small)
     pool = _pool(small, max_split, usable)
     blocks: dict[int, Block] = {}
     for number, n_bytes in stirred:
@@ -129,23 +139,34 @@ def _free_after_load(
             pool.empty_cache()
         else:
             pool.free(blocks.pop(number))
-    return carved_while_loading(pool.free_parts(), calm, small, max_split)
+    left, taken = carved_while_loading(pool.free_parts(), calm, small, max_split)
+    if small and not weights.repacked:
+        left = tuple(sorted((*left, *_holes(weights))))
+    return left, pool.allocated + taken
+
+
+def _holes(weights: RankWeights) -> Iterable[int]:
+    """What each layer drops in the end: neighbours in the small pool, and nothing follows that takes them."""
+    for section in weights.layers:
+        size = sum(round_up(group.tensor_bytes, MIN_BLOCK) for group in section.dropped)
+        if size:
+            yield from (size,) * section.count
 
 
 @lru_cache(maxsize=64)
-def _stages(weights: RankWeights, small: bool) -> tuple[tuple[Event, ...], tuple[int, ...]]:
+def _stages(weights: RankWeights, library: int, small: bool) -> tuple[tuple[Event, ...], tuple[int, ...]]:
     """What happens in a pool until the last tensor is freed, and the tensors of after that: sizes, 0 for `empty_cache`."""
-    events = _events(weights)[small]
+    events = _events(weights, library)[small]
     freed = [at for at, (number, n_bytes) in enumerate(events) if not n_bytes and number != EMPTIED[0]]
     last = freed[-1] + 1 if freed else 0
     return events[:last], tuple(round_up(n_bytes, MIN_BLOCK) for _, n_bytes in events[last:])
 
 
 @lru_cache(maxsize=64)
-def _events(weights: RankWeights) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
+def _events(weights: RankWeights, library: int) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
     """What loading does in the pool of large tensors, and in that of small ones."""
     recorder = _Recorder()
-    _load(recorder, weights)
+    _load(recorder, weights, library, late=weights.repacked)  # else `_holes` says what that frees
     is_small = {number: _is_small(n_bytes) for number, n_bytes in recorder.events if n_bytes}
     large, small = (
         tuple(event for event in recorder.events if event == EMPTIED or is_small[event[0]] is wanted)
@@ -154,40 +175,49 @@ def _events(weights: RankWeights) -> tuple[tuple[Event, ...], tuple[Event, ...]]
     return large, small
 
 
-def _load(pools: _Recorder, weights: RankWeights) -> None:
+def _load(pools: _Recorder, weights: RankWeights, library: int, *, late: bool) -> None:
     """The tensors as built, in vLLM's order (see `allocated_by_load`), then each layer's post-load processing."""
-    pools.allocate_all(_sizes(weights.before.built))
+    layers = [(weights.before, _built(pools, weights.before))]
     order = sorted(
         ((i, section) for section in weights.layers for i in section.layer_indices), key=lambda x: x[0]
     )
-    layers: list[tuple[Section, dict[str, Block]]] = []
     caches = weights.caches.built
     for _, section in order:
         blocks: dict[str, Block] = {}
         for group in section.built:
             if caches and group.role not in ("attention", "quantisation_scales"):
                 _build_caches(pools, caches)
+                pools.allocate(library)
                 caches = ()
             blocks[group.name] = pools.allocate(group.tensor_bytes)
+        blocks.update((group.name, pools.allocate(group.tensor_bytes)) for group in section.dropped)
         layers.append((section, blocks))
-    pools.allocate_all(_sizes(weights.after.built))
+    layers.append((weights.after, _built(pools, weights.after)))
     pools.empty_cache()
     for section, blocks in layers:
-        for name, n_bytes in section.repacking:
-            if n_bytes:
-                blocks[name] = pools.allocate(n_bytes)
-            elif name in blocks:
-                pools.free(blocks.pop(name))
+        _process(pools, section.repacking, blocks)
+    for section, blocks in layers if late else ():
+        _process(pools, (*section.late, *((group.name, 0) for group in section.dropped)), blocks)
     pools.empty_cache()
+
+
+def _built(pools: _Recorder, section: Section) -> dict[str, Block]:
+    return {
+        group.name: pools.allocate(group.tensor_bytes) for group in section.built for _ in range(group.count)
+    }
+
+
+def _process(pools: _Recorder, steps: Iterable[tuple[str, int]], blocks: dict[str, Block]) -> None:
+    for name, n_bytes in steps:
+        if n_bytes:
+            blocks[name] = pools.allocate(n_bytes)
+        elif name in blocks:
+            pools.free(blocks.pop(name))
 
 
 def _build_caches(pools: _Recorder, groups: Iterable[ParameterGroup]) -> None:
     for group in groups:
         if len(group.shape) == 2:
-            build_rope(pools, RopeBuild(group.shape[0], group.shape[1], group.tensor_bytes))
+            build_rope(pools, RopeBuild(group.shape[0], group.shape[1], group.tensor_bytes, group.scaled))
         else:
             pools.allocate(group.tensor_bytes)
-
-
-def _sizes(groups: Iterable[ParameterGroup]) -> list[int]:
-    return [group.tensor_bytes for group in groups for _ in range(group.count)]

@@ -24,7 +24,7 @@ from vllm_capacity.weights.groups import ROLES, ParameterGroup
 from vllm_capacity.weights.imports import imported_tables
 from vllm_capacity.weights.libraries import deep_gemm_workspace, deep_gemm_workspace_is_measured
 from vllm_capacity.weights.model import RankWeights, Section, method_of, rank_weights
-from vllm_capacity.weights.segments import smallest
+from vllm_capacity.weights.segments import allocated_after_load, smallest
 
 SOURCES = {
     "embedding": "VocabParallelEmbedding, model_executor/layers/vocab_parallel_embedding.py",
@@ -63,7 +63,7 @@ def weight_terms(
     free = tuple([size for size in left_of_segments(runner, settings.max_split) if size >= least])
     if ctx.release.has("load_max_split_size"):
         settings = replace(settings, max_split=LOAD_MAX_SPLIT)
-    tables = imported_tables(ctx)
+    tables = sum(imported_tables(ctx))
     measured = deep_gemm_workspace_is_measured(ctx)
     return _terms(weights, workspace, measured, settings, tables, free)
 
@@ -102,7 +102,7 @@ def load_peak_bytes(ctx: RankContext, ep_rank: int = 0) -> int:
 @lru_cache(maxsize=256)
 def _load_peak(weights: RankWeights) -> int:
     stays, built = weights.n_bytes, weights.built_bytes
-    dropped = sum(group.n_bytes for section in weights.sections for group in section.dropped)
+    dropped = sum(group.n_bytes for group in weights.after.dropped)
     transient = max(section.transient_bytes for section in weights.sections)
     return max(built + dropped, max(built, stays) + transient) - stays
 
@@ -119,8 +119,10 @@ def allocated_bytes(
     `max_split` is max_split_size_mb in bytes while loading, None without; `free` are blocks of segments that hold other
     tensors.
     """
+    if weights.repacked:
+        return allocated_after_load(weights, workspace, free, max_split)
     ropes = tuple(
-        RopeBuild(group.shape[0], group.shape[1], group.tensor_bytes)
+        RopeBuild(group.shape[0], group.shape[1], group.tensor_bytes, group.scaled)
         for group in weights.caches.groups
         if len(group.shape) == 2
     )
@@ -231,7 +233,9 @@ def _rounding_term(
         if not measured:
             note += ", in a DeepGEMM that no recorded run shows"
     if tables:
-        note += f"; {tables:,} B are a table of FlashInfer, imported while the model is built on the device"
+        note += (
+            f"; {tables:,} B are tables of libraries that are imported while the model is built on the device"
+        )
     total = allocated - tensors + workspace + tables
     return term(
         "allocator_rounding", Component.WEIGHTS, "blocks_bytes - tensor_bytes + library_workspace_bytes + table_bytes",

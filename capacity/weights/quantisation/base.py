@@ -24,7 +24,7 @@ class Stored:
     """One tensor of a layer on one rank. `name` is the parameter's own ('weight', 'w13_weight_scale_inv').
 
     `logical` are the model parameters that it stands for (0 for scales); `scale` sends it to the role
-    `quantisation_scales`; `parameter` is False where vLLM keeps it outside the module's parameters.
+    `quantisation_scales`; `buffer` is True where vLLM keeps it outside the module's parameters; `scaled`: see `Tensor`.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Stored:
     logical: int = 0
     scale: bool = False
     buffer: bool = False
+    scaled: bool = False
 
     @property
     def n_bytes(self) -> int:
@@ -52,6 +53,10 @@ class LayerTensors:
     transient_bytes: int = 0
     repacking: tuple[tuple[str, int], ...] = ()
     """(name, bytes) of a tensor that is allocated, (name, 0) of one that is freed; built ones are there at first."""
+    late: bool = False
+    """An attention layer's own processing, which comes when every other module of the model has been processed
+    (model_loader/utils.py: process_weights_after_loading).
+    """
 
     @property
     def as_built(self) -> tuple[Stored, ...]:

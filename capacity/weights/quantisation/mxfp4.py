@@ -172,7 +172,7 @@ def _triton(
     steps = [(f"{bias.name} fp32", bias.n_bytes) for bias in biases]
     for matrix, (values, scales) in ((w13, swizzled[:2]), (w2, swizzled[2:])):
         steps += matrix.swizzling(pad, values.n_bytes, scales.n_bytes)
-    steps += [(tensor.name, 0) for tensor in built if tensor not in stored]
+    steps += [(tensor.name, 0) for tensor in built if tensor.logical or tensor not in stored]
     return LayerTensors(tuple(stored), tuple(built), transient, tuple(steps))
 
 

@@ -190,7 +190,53 @@ def _machete(layer: LocalLinear, scheme: WNA16, context: QuantContext, built: _B
     if scheme.g_idx:
         # unpacked to int32, permuted and packed again (quant_utils.py: unpack_ and pack_quantized_values_into_int32)
         transient = max(transient, 19 * rows * layer.inputs // 2)
-    return LayerTensors(kept, built.all, transient)
+    return LayerTensors(kept, built.all, transient, _prepacking(scheme, context, built))
+
+
+def _prepacking(scheme: WNA16, context: QuantContext, built: _Built) -> tuple[tuple[str, int], ...]:
+    """What is allocated and freed for Machete, in order; nothing is known with act-order.
+
+    Sources: `_convert_awq_to_standard_format`, quantization/auto_awq.py; `process_weights_after_loading`,
+    kernels/linear/mixed_precision/machete.py (0.26.0 to 0.33.0); `machete_prepack_B` makes one tensor of its input's size.
+    """
+    if scheme.g_idx:
+        return ()
+    weight, words = built.weight.name, built.weight.n_bytes
+    zeros = built.zeros if scheme.zero_points else None
+    steps: list[tuple[str, int]] = []
+    if scheme.layout is Layout.AWQ:
+        steps += [("order", 64), ("shifts", 32), *_reordered("weight", words, 32 // scheme.bits)]
+        if built.zeros is not None:
+            steps += _reordered("zeros", built.zeros.n_bytes, 32 // scheme.bits)
+        gone = (
+            weight,
+            "weight in order",
+            *((built.zeros.name, "zeros in order") if built.zeros is not None else ()),
+        )
+        steps += [(name, 0) for name in ("order", "shifts", *gone)]
+        weight = "weight again"
+    steps += [("transposed", words), ("prepacked", words), ("transposed", 0)]
+    steps.append(("prepacked" if context.release.has("parameters_keep_their_storage") else weight, 0))
+    if zeros is not None:
+        spread = zeros.n_bytes * 32 // scheme.bits
+        half = built.scale.n_bytes
+        steps.append(("values", spread))
+        for _ in range(32 // scheme.bits):
+            steps += [("shifted", zeros.n_bytes), ("masked", zeros.n_bytes), ("shifted", 0), ("masked", 0)]
+        steps += [
+            ("negative", half), ("as scales", half), ("product", half), ("negative", 0), ("as scales", 0),
+            ("values", 0), ("zeros again" if scheme.layout is Layout.AWQ else zeros.name, 0),
+        ]  # fmt: skip
+    return tuple(steps)
+
+
+def _reordered(name: str, words: int, values_per_word: int) -> list[tuple[str, int]]:
+    """Every value of `words` in an int32 of its own: shifted, masked, put in order, shifted again and summed up."""
+    spread = words * values_per_word
+    return [
+        (f"{name} shifted", spread), (f"{name} masked", spread), (f"{name} shifted", 0), (f"{name} in order", spread),
+        (f"{name} masked", 0), (f"{name} apart", spread), (f"{name} again", words), (f"{name} apart", 0),
+    ]  # fmt: skip
 
 
 def _allspark(layer: LocalLinear, scheme: WNA16, context: QuantContext, built: _Built) -> LayerTensors:
