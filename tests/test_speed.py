@@ -122,12 +122,11 @@ def test_a_plan_imports_no_part_of_ours_that_it_does_not_need(imported: set[str]
 
 # -- memory of a long search ----------------------------------------------------------------------------------------
 
-A_PLAN = 20_000
-"""Bytes that one plan holds, at least: a search that kept them would grow by that."""
+A_ROW, A_PLAN = 2048, 20_000
+"""Bytes that the answer may keep of each row, and that one plan holds, at least: a search that kept them would grow by that."""
 
 
-def test_a_search_ten_times_as_long_holds_no_more_memory():
-    """The answer's rows hold their plans, each about 30 kB; what is searched through on the way to them is let go."""
+def test_a_search_ten_times_as_long_holds_no_more_than_its_rows():
     from vllm_capacity.cli.engine_options import NAMES
     from vllm_capacity.cli.size import command
     from vllm_capacity.sizing import search
@@ -138,27 +137,31 @@ def test_a_search_ten_times_as_long_holds_no_more_memory():
     flags = {name: options.pop(name) for name in NAMES}
     question = ask(options.pop("command_line"), flags, options).question
 
-    def peak(times: int) -> tuple[int, int]:
-        """(bytes that a search through so many GPUs of different sizes adds at its peak, plans made)."""
+    def search_through(times: int) -> tuple[int, int, int, int]:
+        """(bytes that a search through so many GPUs of different sizes adds at its peak and in the end, rows, plans)."""
         devices = [(node, i) for i in range(times) for node in question.nodes]
         nodes = tuple(
             replace(node, device=replace(
                 node.device, name=f"{node.device.name}-{i}", cuda_total_bytes=node.device.cuda_total_bytes - (i << 23)))
             for node, i in devices
         )  # fmt: skip
-        longer = replace(question, nodes=nodes)
+        longer = replace(question, nodes=nodes, share_work=False)
         gc.collect()
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
-        plans = sum(search._found(longer, group).plans_made for group in search._groups(longer))
-        return tracemalloc.get_traced_memory()[1] - before, plans
+        answer = search.search(longer)
+        gc.collect()
+        now, most = tracemalloc.get_traced_memory()
+        return most - before, now - before, len(answer.rows), answer.plans_made
 
     tracemalloc.start()
     try:
-        peak(20)  # caches have bounds; they are full from here on, and what they take they let go
-        short, few = peak(2)
-        long, many = peak(20)
+        search_through(20)  # caches have bounds; they are full from here on, and what they take they let go
+        short_peak, short, few, some_plans = search_through(2)
+        long_peak, long, many, plans = search_through(20)
     finally:
         tracemalloc.stop()
-    assert many >= 9 * few
-    assert long - short < (many - few) * A_PLAN / 4
+    assert few > 0
+    assert many == 10 * few
+    assert long - short < (many - few) * A_ROW
+    assert long_peak - short_peak < (plans - some_plans) * A_PLAN / 4

@@ -55,7 +55,7 @@ def row_to_dict(report: Report, row: Row) -> dict[str, Any]:
     return {
         "gpu": row.device.name,
         "vendor": row.device.vendor,
-        "status": row.plan.verdict.status.value,
+        "status": row.status.value,
         "message": row.plan.verdict.message,
         "model": row.model,
         "quantised_variant": row.quantised_variant,

@@ -45,7 +45,7 @@ def _curve(question: Question, row: Row) -> Curve:
             )  # fmt: skip
         except InputError:
             continue
-        if not isinstance(plan, Plan) or plan.verdict.status is not row.plan.verdict.status:
+        if not isinstance(plan, Plan) or plan.verdict.status is not row.status:
             continue
         held = engine_capacity(plan, with_context(question.demand, length), row.margin).sequences
         engines = row.layout.dp * row.purchase.replicas

@@ -22,7 +22,6 @@ from vllm_capacity.calibration import Calibration
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError, Reason
 from vllm_capacity.inputs.model_config import ModelConfig
-from vllm_capacity.planner import make_plan
 from vllm_capacity.releases.release import Release
 from vllm_capacity.sizing.bandwidth import decode_ceiling
 from vllm_capacity.sizing.bound import NEVER, Bound, sequence_bytes
@@ -34,7 +33,7 @@ from vllm_capacity.sizing.nodes import Node, purchase
 from vllm_capacity.sizing.prices import Prices
 from vllm_capacity.sizing.rank import Sort, best_of
 from vllm_capacity.sizing.repair import repair
-from vllm_capacity.sizing.row import Binding, Row
+from vllm_capacity.sizing.row import Binding, Recipe, Row
 from vllm_capacity.units import cdiv
 
 Progress = Callable[[int, int, str], None]
@@ -167,9 +166,10 @@ def _found(question: Question, nodes: tuple[Node, ...]) -> _Found:
 
 def _row_again(question: Question, choice: _Choice) -> Row | None:
     config = question.models[choice.model]
-    plan = _plan(_Search(question), choice.node, config, choice.args)
+    recipe = _recipe(question, choice.node, config, choice.args)
+    plan = recipe.plan()
     assert isinstance(plan, Plan)
-    return _row(question, choice.node, config, choice.model > 0, choice.layout, choice.args, plan)
+    return _row(question, choice.node, choice.model > 0, choice.layout, recipe, plan)
 
 
 # -- on two cores -------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def _tried(
     if not plan.starts and not _unmeasured(plan):
         reason = plan.verdict.reason.value if plan.verdict.reason else ""
         return f"{plan.verdict.status.value}: {reason}: {plan.verdict.message}"
-    row = _row(question, node, config, variant, layout, args, plan)
+    row = _row(question, node, variant, layout, _recipe(question, node, config, args), plan)
     return row or "one engine does not hold a single request of the demand within the safety margin"
 
 
@@ -351,23 +351,19 @@ def _settled(
 
 
 def _plan(state: _Search, node: Node, config: ModelConfig, args: EngineArgs) -> Plan | RefusedPlan:
-    question = state.question
-    plan = make_plan(
-        config, args, node.device, question.release, release_source=question.release_source, suggestions=False,
-        calibration=question.calibration,
-    )  # fmt: skip
     state.plans_made += 1
-    return plan
+    return _recipe(state.question, node, config, args).plan()
+
+
+def _recipe(question: Question, node: Node, config: ModelConfig, args: EngineArgs) -> Recipe:
+    return Recipe(
+        config=config, args=args, device=node.device, release=question.release,
+        release_source=question.release_source, calibration=question.calibration,
+    )  # fmt: skip
 
 
 def _row(
-    question: Question,
-    node: Node,
-    config: ModelConfig,
-    variant: bool,
-    layout: Layout,
-    args: EngineArgs,
-    plan: Plan,
+    question: Question, node: Node, variant: bool, layout: Layout, recipe: Recipe, plan: Plan
 ) -> Row | None:
     """The row of a plan; None where an engine does not hold a single request."""
     demand = question.demand
@@ -383,12 +379,12 @@ def _row(
     )
     power = node.device.power_watts
     return Row(
-        model=config.name,
         quantised_variant=variant,
         node=node,
         layout=layout,
-        args=args,
-        plan=plan,
+        recipe=recipe,
+        status=plan.verdict.status,
+        size_tokens=plan.kv_cache.size_tokens,
         margin=margin,
         capacity=capacity,
         purchase=bought,

@@ -78,7 +78,7 @@ class Case:
             )  # fmt: skip
         except InputError:
             return 0
-        if not isinstance(plan, Plan) or plan.verdict.status is not row.plan.verdict.status:
+        if not isinstance(plan, Plan) or plan.verdict.status is not row.status:
             return 0
         margin = safety_margin(release.version, row.device.name)
         capacity = engine_capacity(plan, demand or self.question.demand, margin)
