@@ -29,7 +29,7 @@ def resolve_layout(
         return PREFERENCE[0]
     candidates = _supported(backends)
     shapes = {
-        (spec.num_kv_heads, spec.num_states, spec.page_size_bytes)
+        (spec.num_heads, spec.num_states, spec.page_size_bytes)
         if isinstance(spec, AttentionSpec)
         else (1, 1, spec.page_size_bytes)
         for spec in specs

@@ -166,9 +166,13 @@ class AttentionSpec(KVCacheSpec):
         return head_size
 
     @property
+    def num_heads(self) -> int:
+        """Head slots of the page; one for each KV head unless the backend packs otherwise."""
+        return self.num_kv_heads if self.num_head_slots is None else self.num_head_slots
+
+    @property
     def unpadded_page_size_bytes(self) -> int:
-        heads = self.num_kv_heads if self.num_head_slots is None else self.num_head_slots
-        return heads * self.num_states * self.content_bytes
+        return self.num_heads * self.num_states * self.content_bytes
 
     @property
     def page_size_bytes(self) -> int:

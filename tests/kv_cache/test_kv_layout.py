@@ -8,7 +8,7 @@ from vllm_capacity.attention_backends import AttentionBackend
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import RefusedError
 from vllm_capacity.kv_cache.layout import PREFERENCE, resolve_layout
-from vllm_capacity.kv_cache.specs import FullAttentionSpec, KVCacheSpec
+from vllm_capacity.kv_cache.specs import FullAttentionSpec, KVCacheSpec, MambaSpec
 from vllm_capacity.releases import get_release
 
 FULL = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128)
@@ -51,6 +51,26 @@ def test_pages_of_two_shapes_need_blocks_or_layers_outside_of_heads() -> None:
     assert resolved(("LHBNC", "BLNHC"), specs=(FULL, WIDE)) == "BLNHC"
     with pytest.raises(RefusedError, match="need a block-compact layout"):
         resolved(("LHBNC",), specs=(FULL, WIDE))
+
+
+def test_one_declaration_keeps_its_order_and_several_that_of_vllms_list() -> None:
+    """`get_supported_kv_cache_layouts`: identical declarations keep their order, ties of others that of `KVCacheLayout`."""
+    one = ("LHBNC", "BLNHC", "BLHNC")
+    assert resolved(one, one, specs=(FULL, WIDE)) == "BLNHC"
+    assert resolved(one, ("LHBNC", "BLHNC", "BLNHC"), specs=(FULL, WIDE)) == "BLHNC"
+
+
+def test_shapes_are_those_of_slots() -> None:
+    """`resolve_kv_cache_layout`: num_heads of a packed page are its slots; a state is one head and one state."""
+    packed = FullAttentionSpec(
+        block_size=16, num_kv_heads=8, head_size=128, num_head_slots=16, state_content_bytes=256
+    )
+    assert packed.page_size_bytes == FULL.page_size_bytes
+    assert resolved(("LHBNC", "BLNHC"), specs=(FULL, packed)) == "BLNHC"
+    token = FullAttentionSpec(block_size=1, num_kv_heads=1, head_size=128)
+    state = MambaSpec(block_size=16, shapes=((256,),), dtypes=("bfloat16",))
+    assert token.page_size_bytes == state.page_size_bytes
+    assert resolved(("LHBNC", "BLNHC"), specs=(token, state)) == "LHBNC"
 
 
 def test_the_variable_wins_where_every_backend_can_read_it() -> None:
