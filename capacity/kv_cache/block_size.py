@@ -42,9 +42,9 @@ class HybridState:
 
     token_bytes: int
     state_bytes: int
-    chunk_size: int = 0
-    use_mla: bool = False
-    checkpoint_alignment: int = 1
+    chunk_size: int
+    use_mla: bool
+    checkpoint_alignment: int
 
 
 def default_block_size(backends: Sequence[AttentionBackend], user: int | None, release: Release) -> int:

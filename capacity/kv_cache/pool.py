@@ -15,9 +15,7 @@ from vllm_capacity.releases.release import Release
 from vllm_capacity.units import cdiv, round_up
 
 
-def bytes_per_block(
-    groups: Sequence[KVCacheGroup], release: Release, *, block_outermost: bool = False
-) -> int:
+def bytes_per_block(groups: Sequence[KVCacheGroup], release: Release, *, block_outermost: bool) -> int:
     """Bytes of one block id over all layers of one rank: the divisor of its KV memory.
 
     Raises RefusedError for a rank without any layer that has a KV cache.

@@ -70,6 +70,43 @@ def test_all_backends_decide_from_0_31_0_on() -> None:
     assert default_block_size(backends, None, get_release("0.31.0")) == 64
 
 
+def test_a_backend_that_takes_any_block_leaves_it_to_the_others() -> None:
+    """`_preferred_block_size_for_backends`: 16 suits the first, 64 is the least that suits both."""
+    anything = AttentionBackend(name="ANY")
+    assert default_block_size([FLASHMLA, anything], None, get_release("0.33.0")) == 64
+
+
+@pytest.mark.parametrize(
+    ("release", "backends", "mla", "block"),
+    [
+        ("0.19.1", [FLASH], False, 16 * 7), ("0.19.1", [FLASHMLA], True, 64 * 2),
+        ("0.19.1", [AttentionBackend(name="CUTLASS_MLA")], True, 128),
+        ("0.26.0", [STATE, FLASH, FLASHINFER_MLA], False, 16 * 7),
+        ("0.31.0", [STATE, FLASH, FLASHINFER_MLA], False, 16 * 7),
+        ("0.32.0", [STATE, FLASH, FLASHINFER_MLA], False, 32 * 4),
+        ("0.33.0", [STATE, FLASHINFER_MLA, FLASH], False, 32 * 4),
+    ],
+)  # fmt: skip
+def test_blocks_grow_to_whole_kernel_blocks(
+    release: str, backends: list[AttentionBackend], mla: bool, block: int
+) -> None:
+    """100 tokens hold a state. 0.19.1: `HybridAttentionMambaModelConfig` (models/config.py) knows 16, with MLA 64 or
+    CUTLASS_MLA's 128; `_align_hybrid_block_size` asks the first attention backend, from 0.32.0 on all of them.
+    """
+    hybrid = HybridState(token_bytes=10, state_bytes=1000, chunk_size=0, use_mla=mla, checkpoint_alignment=1)
+    sizes = align_hybrid(16, hybrid, backends, get_release(release), mamba_mode="none", max_model_len=4096)
+    assert sizes == BlockSizes(block_size=block, mamba_block_size=4096, mamba_page_padded=block * 10)
+
+
+def test_multiples_of_a_window_s_kernel_block_are_whole() -> None:
+    """`_largest_kernel_block_within`, 0.30.0: 72 tokens hold four kernel blocks of 16."""
+    found = window_block_size(FLASH, 4096, BlockSizes(block_size=72), get_release("0.30.0"))
+    assert (found, type(found)) == (64, int)
+    padded = BlockSizes(block_size=16, skip_page_padded=100 * 33)
+    found = window_block_size(FLASH, 100, padded, get_release("0.30.0"))
+    assert (found, type(found)) == (32, int)
+
+
 def test_windows_take_their_own_block() -> None:
     """`_largest_kernel_block_within`: smallest kernel block in 0.26.0, the main block size from 0.30.0 on."""
     sizes = BlockSizes(block_size=64)

@@ -173,7 +173,7 @@ def test_a_rank_without_a_cache_has_no_bytes_to_divide_by() -> None:
     """`group_size must be greater than 0`, v1/core/kv_cache_utils.py (0.26.0)."""
     nobody = KVCacheGroup(FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128), ())
     with pytest.raises(RefusedError, match="group_size must be greater than 0"):
-        bytes_per_block((nobody,), get_release("0.33.0"))
+        bytes_per_block((nobody,), get_release("0.33.0"), block_outermost=False)
 
 
 def test_without_a_latent_cache_pages_that_do_not_divide_are_refused() -> None:
