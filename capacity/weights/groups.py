@@ -84,7 +84,7 @@ def role_of(name: str) -> str:
         return "norms"
     if head in ("mamba", "linear_attn", "mixer", "conv", "ssm") or "mamba" in parts:
         return "state_space"
-    if "attn" in head or "attention" in head or head == "cross_attn":
+    if "attn" in head or "attention" in head:
         return "attention"
     if head in ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe"):
         return "mlp"
