@@ -10,6 +10,7 @@ from building import case_context, changed, context, exact, exact_ranks, model
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.inputs.gpus import find_device
+from vllm_capacity.inputs.models import load_model
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.units import round_up
 from vllm_capacity.weights.rank import parameter_total, rank_weights, whole_weights
@@ -109,6 +110,41 @@ def test_redundant_experts_count_with_load_balancing() -> None:
     shapes = {g.name: g.shape for g in rank_weights(ctx).groups}
     assert shapes["mlp.experts.w13_weight"][0] == 160 // 4
     assert shapes["mlp.experts._expert_map"] == (160,)
+
+
+@pytest.mark.parametrize(("tokens", "seqs", "rows"), [(8192, 100, 100 * 3), (2048, 1024, 2048)])
+def test_sparse_attention_keeps_its_choice_for_every_row_of_a_decode_batch(
+    tokens: int, seqs: int, rows: int
+) -> None:
+    """SparseMLAIndexGroupBuilder (v1/attention/backends/mla/index_group.py, 0.33.0): a row for each sequence and its two
+    draft tokens, no more than a batch has, and one of padding.
+    """
+    ctx = context(
+        load_model("deepseek-ai/DeepSeek-V3.2", offline=True), release="0.33.0", max_num_batched_tokens=tokens,
+        max_num_seqs=seqs, num_speculative_tokens=2, parallel=ParallelConfig(tp=8),
+    )  # fmt: skip
+    shapes = {g.name: g.shape for g in rank_weights(ctx).groups}
+    assert {shape for name, shape in shapes.items() if name.endswith("physical_topk_indices")} == {
+        (rows + 1, 2048)
+    }
+
+
+@pytest.mark.parametrize(
+    "eplb", [{}, {"eplb_config": {}}, {"eplb_config": None}, {"eplb_config": {"window_size": 1000}}]
+)
+def test_load_balancing_alone_adds_no_expert(eplb: dict[str, object]) -> None:
+    """`EPLBConfig.num_redundant_experts` is 0 by default (vllm/config/parallel.py)."""
+    args = EngineArgs(others={"enable_eplb": True, **eplb})
+    ctx = context(model(QWEN_MOE), parallel=ParallelConfig(tp=4, expert_parallel=True), args=args)
+    shapes = {g.name: g.shape for g in rank_weights(ctx).groups}
+    assert shapes["mlp.experts.w13_weight"][0] == 128 // 4
+    assert shapes["mlp.experts._expert_map"] == (128,)
+
+
+def test_two_ranks_with_experts_have_a_map_of_them() -> None:
+    """`determine_expert_map` (fused_moe/layer.py) of more than one rank."""
+    ctx = context(model(QWEN_MOE), parallel=ParallelConfig(tp=2, expert_parallel=True))
+    assert {g.name: g.shape for g in rank_weights(ctx).groups}["mlp.experts._expert_map"] == (128,)
 
 
 @pytest.mark.parametrize("parallel", [ParallelConfig(tp=4), ParallelConfig(pp=2, layer_partition=(10, 22))])
