@@ -69,7 +69,7 @@ def answer(name: str) -> dict[str, Any]:
     weights = {}
     for expected in case["ranks"]:
         kind = kind_of(plan, expected["rank"])
-        rounding = sum(t.n_bytes for t in kind.terms if t.name == "allocator_rounding")
+        rounding = sum(t.n_bytes for t in kind.terms if t.name in ("allocator_rounding", "draft_rounding"))
         weights[expected["rank"]] = kind.budget.totals["weights"] - rounding  # type: ignore[index]
     return {
         "runner": engine.model_runner,

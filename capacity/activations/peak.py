@@ -22,7 +22,7 @@ from vllm_capacity.activations.workspace import shared_workspace
 from vllm_capacity.context import RankContext
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Lifetime, MemoryTerm
-from vllm_capacity.overheads.lora import lora_pointers
+from vllm_capacity.overheads.lora import lora_pointers, timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ def activation_peak(ctx: RankContext) -> ActivationPeak:
 def _phases(ctx: RankContext, sizes: Sizes) -> tuple[tuple[MemoryTerm, ...], tuple[Phase, ...]]:
     """What stays allocated after the profile run, and all phases."""
     inputs = (*_inputs(ctx, sizes), *_auxiliary(ctx, sizes))
-    pointers = lora_pointers(ctx)
-    calls = inputs if pointers is None else (*inputs, pointers)
+    pointers = tuple(filter(None, (lora_pointers(ctx),)))
+    calls = (*inputs, *(tuple(filter(None, (timed(ctx),))) if ctx.engine.compiled else pointers))
     early = (*cublas_terms(ctx), *_pipeline_buffers(ctx, sizes))
     workspace = shared_workspace(ctx, sizes)
     last = (topk_buffer(ctx, sizes), *flashinfer_rows(ctx, sizes)) if needs_topk_buffer(ctx, sizes) else ()
-    last = (*last, *flashinfer_scratch(ctx))
+    last = (*last, *flashinfer_scratch(ctx), *pointers)
     phases: list[Phase] = []
     compiling = compile_phase(ctx, sizes)
     if compiling is not None:
@@ -77,7 +77,7 @@ def _phases(ctx: RankContext, sizes: Sizes) -> tuple[tuple[MemoryTerm, ...], tup
     if drafting is not None:
         forward.append(drafting)
     batch = _inputs(ctx, sizes) if ctx.engine.model_runner == "V1" else ()  # V2's is gone with execute_model
-    forward += final_phases(ctx, sizes, (*batch, *_auxiliary(ctx, sizes), *early, *workspace, *kept, *last))
+    forward += final_phases(ctx, sizes, (*batch, *early, *workspace, *kept, *last))
     phases += after_conversion(ctx, forward)
     return (*early, *workspace, *last), tuple(phases)
 

@@ -88,13 +88,8 @@ def lora_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
             lifetime=Lifetime.LOAD,
         )
         return
-    slots, rank = int(args.other("max_loras", 1)), int(args.other("max_lora_rank", 16))
-    sharded, dtype = bool(args.other("fully_sharded_loras")), args.other("lora_dtype", "auto")
-    tensors = _on_rank(ctx, sharded)
-    elements = sum(tensors, _Elements())
-    split = ctx.engine.parallel.tp if sharded else 1
-    el = DTYPE_BYTES[ctx.engine.dtype if dtype == "auto" else str(dtype)]
-    sizes = [slots * (rank * (t.whole + t.b) + rank // split * t.divided) * el for t in tensors]
+    slots, rank, split, el = _settings(ctx)
+    elements, sizes = sum(_on_rank(ctx, split > 1), _Elements()), _matrices(ctx)
     yield term(
         "lora_adapters",
         Component.LORA,
@@ -114,13 +109,48 @@ def lora_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     yield term(
         "lora_metadata",
         Component.LORA,
-        "8 * tokens * 5 + 3 * 8 * sequences + 2 * 8 * tokens + 6 * block(4 * (slots + 2))",
+        "8 * tokens * indices + 3 * 8 * sequences + 2 * 8 * tokens + 6 * block(4 * (slots + 2))",
         lifetime=Lifetime.LOAD,
         source="lora/punica_wrapper/punica_base.py; lora/ops/triton_ops/lora_kernel_metadata.py",
+        indices=_indices(ctx),
         tokens=ctx.engine.max_num_batched_tokens,
         sequences=ctx.engine.max_num_seqs,
         slots=slots,
     )
+
+
+def _settings(ctx: RankContext) -> tuple[int, int, int, int]:
+    """Slots, rank, over how many GPUs the rank is divided, bytes of an element."""
+    args = ctx.engine.args
+    slots, rank = int(args.other("max_loras", 1)), int(args.other("max_lora_rank", 16))
+    dtype = str(args.other("lora_dtype", "auto"))
+    split = ctx.engine.parallel.tp if args.other("fully_sharded_loras") else 1
+    return slots, rank, split, DTYPE_BYTES[ctx.engine.dtype if dtype == "auto" else dtype]
+
+
+def _matrices(ctx: RankContext) -> list[int]:
+    slots, rank, split, el = _settings(ctx)
+    return [
+        slots * (rank * (t.whole + t.b) + rank // split * t.divided) * el for t in _on_rank(ctx, split > 1)
+    ]
+
+
+def _indices(ctx: RankContext) -> int:
+    """Index tensors of one int64 a token: three of one row, and the embedding's."""
+    return 4 if ctx.release.has("lora_embedding_indices_once") else 5
+
+
+def lora_tensors(ctx: RankContext) -> tuple[int, ...]:
+    """Bytes of every tensor that loading makes for adapters, in order and after the model's own.
+
+    Source: v1/worker/lora_model_runner_mixin.py: load_lora_model; lora/model_manager.py: LoRAModelManager.__init__.
+    """
+    if not ctx.engine.args.other("enable_lora"):
+        return ()
+    tokens, row, slots = ctx.engine.max_num_batched_tokens, 8 * ctx.engine.max_num_seqs, _settings(ctx)[0]
+    kernels = (4 * tokens, 4 * tokens, 4 * (slots + 1), 4 * (slots + 1), 4 * (slots + 2))
+    indices = (*(8 * tokens,) * 3, 8 * tokens * (_indices(ctx) - 3), row, row, row)
+    return (*indices, *kernels, *kernels, *_matrices(ctx))
 
 
 def _allocated(ctx: RankContext, sizes: Sequence[int]) -> int:
@@ -134,26 +164,38 @@ def _allocated(ctx: RankContext, sizes: Sequence[int]) -> int:
 
 def lora_pointers(ctx: RankContext) -> MemoryTerm | None:
     """Tables of pointers, offsets and strides that the first call of each fused layer's kernels makes and keeps: one block
-    of 512 bytes each. While kernels are timed, the first layer alone has them; an eager forward has all at its end.
+    of 512 bytes each. While kernels are timed, the first layer alone has them: see `timed`.
 
-    Source: lora/ops/triton_ops/utils.py: _get_lora_a_ptr, _get_lora_b_ptr (0.26.0).
+    Source: lora/ops/triton_ops/utils.py: _get_lora_a_ptr, _get_lora_b_ptr (0.26.0 to 0.33.0).
     """
-    args = ctx.engine.args
-    if not args.other("enable_lora"):
+    if not ctx.engine.args.other("enable_lora"):
         return None
-    counts = [
-        (sum(_pointer_tables(m) for m in group.modules if _is_target(ctx, m.name)), count)
-        for group, count in ctx.layers
-    ]
-    tables = max((n for n, _ in counts), default=0) if ctx.engine.compiled else sum(n * c for n, c in counts)
+    return _tables(sum(n * count for n, count in _tables_of_layers(ctx)), Lifetime.PROFILE_PERSISTENT)
+
+
+def timed(ctx: RankContext) -> MemoryTerm | None:
+    """What of `lora_pointers` is there while the kernels of a compiled model are timed, on its first layer."""
+    if not ctx.engine.args.other("enable_lora"):
+        return None
+    return _tables(max((n for n, _ in _tables_of_layers(ctx)), default=0), Lifetime.PROFILE_TRANSIENT)
+
+
+def _tables(tables: int, lifetime: Lifetime) -> MemoryTerm:
     return term(
         "lora_pointers",
         Component.LORA,
         "512 * tables",
-        lifetime=Lifetime.PROFILE_TRANSIENT,
+        lifetime=lifetime,
         source="lora/ops/triton_ops/utils.py: _get_lora_a_ptr, _get_lora_b_ptr",
         tables=tables,
     )
+
+
+def _tables_of_layers(ctx: RankContext) -> list[tuple[int, int]]:
+    return [
+        (sum(_pointer_tables(m) for m in group.modules if _is_target(ctx, m.name)), count)
+        for group, count in ctx.layers
+    ]
 
 
 def _pointer_tables(module: Module) -> int:

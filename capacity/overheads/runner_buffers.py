@@ -12,6 +12,7 @@ from vllm_capacity.architecture.modules import StateSpace
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.attention_buffers import aligned_blocks
+from vllm_capacity.overheads.draft_buffers import draft_tensors
 from vllm_capacity.units import DTYPE_BYTES, cdiv
 
 BUFFERS = Component.RUNNER_BUFFERS
@@ -148,7 +149,7 @@ def runner_tensors(ctx: RankContext) -> tuple[int, ...]:
         row = 4 * sequences
         drafts = (8 * engine.num_speculative_tokens * sequences,) if engine.num_speculative_tokens else ()
         states = (row, row, 2 * row, *drafts, row)
-        return (*states, 4 * tokens, 8 * tokens, tokens, row + 4, row, row)
+        return (*states, *draft_tensors(ctx), 4 * tokens, 8 * tokens, tokens, row + 4, row, row)
     embeds = tokens * ctx.architecture.hidden_size * DTYPE_BYTES[engine.dtype]
     inputs = (4 * tokens, 8 * tokens, 8 * tokens, 8 * tokens, tokens)
     return (4 * sequences * _first_row(ctx), *inputs, embeds, 48 * sequences, 24 * sequences)

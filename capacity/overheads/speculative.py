@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vllm_capacity.context import RankContext
+from vllm_capacity.context import RankContext, once
 from vllm_capacity.engine_defaults.draft_models import Draft, draft_of
 from vllm_capacity.engine_defaults.speculation import Speculation, resolve_speculation
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
+from vllm_capacity.overheads.draft_buffers import draft_inputs
 from vllm_capacity.overheads.terms import nothing
-from vllm_capacity.units import DTYPE_BYTES
+from vllm_capacity.units import DTYPE_BYTES, round_up
+from vllm_capacity.weights.allocator import LOAD_MAX_SPLIT
 
 SOURCE = "v1/worker/gpu/spec_decode/speculator.py; v1/spec_decode/llm_base_proposer.py"
 _NEXTN_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "n_predict")
@@ -44,6 +46,7 @@ def speculative_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         )
         return
     yield _weights(ctx, speculation)
+    yield from _rounding(ctx)
     yield from _buffers(ctx, speculation)
 
 
@@ -59,10 +62,7 @@ def _weights(ctx: RankContext, speculation: Speculation) -> MemoryTerm:
         )
     if method == "mtp":
         return _mtp(ctx)
-    draft = draft_of(
-        speculation, ctx.engine.args, ctx.config, ctx.architecture, ctx.release,
-        max_model_len=ctx.engine.max_model_len,
-    )  # fmt: skip
+    draft = _draft(ctx, speculation)
     if draft is None:
         return term(
             "draft_weights",
@@ -74,6 +74,42 @@ def _weights(ctx: RankContext, speculation: Speculation) -> MemoryTerm:
             note=f"the {method} draft's config.json is not known, or its class not modelled: its weights are not counted",
         )
     return _own(ctx, speculation, draft)
+
+
+@once
+def draft_rank(ctx: RankContext) -> RankContext | None:
+    """The rank as its draft model sees it; None without one, or without one whose config is known."""
+    speculation = resolve_speculation(ctx.engine.args, ctx.config)
+    if speculation.method is None or speculation.method in _WITHOUT_MODEL or not ctx.is_last_stage:
+        return None
+    draft = _draft(ctx, speculation)
+    return None if draft is None else _rank_of(ctx, draft)
+
+
+def _draft(ctx: RankContext, speculation: Speculation) -> Draft | None:
+    return draft_of(
+        speculation, ctx.engine.args, ctx.config, ctx.architecture, ctx.release,
+        max_model_len=ctx.engine.max_model_len,
+    )  # fmt: skip
+
+
+def _rank_of(ctx: RankContext, draft: Draft) -> RankContext:
+    """With the target's tensor parallelism and no pipeline; its quantisation is its own (`get_draft_quant_config`,
+    models/utils.py: 895, 0.26.0).
+    """
+    return replace(
+        ctx,
+        config=draft.config,
+        architecture=draft.architecture,
+        layers=tuple((group, len(group.indices)) for group in draft.architecture.layers),
+        pp_rank=0,
+        kv_groups=(),
+        engine=replace(
+            ctx.engine,
+            parallel=replace(ctx.engine.parallel, pp=1, layer_partition=None),
+            quantization=(draft.config.quantization or {}).get("quant_method"),
+        ),
+    )
 
 
 def _share_of_target(ctx: RankContext) -> int:
@@ -113,24 +149,9 @@ def _mtp(ctx: RankContext) -> MemoryTerm:
 
 
 def _own(ctx: RankContext, speculation: Speculation, draft: Draft) -> MemoryTerm:
-    """A draft with a config of its own, with the target's tensor parallelism and no pipeline.
-
-    Its quantisation is its own too (`get_draft_quant_config`, models/utils.py: 895, 0.26.0).
-    """
+    """A draft with a config of its own."""
     from vllm_capacity.weights.rank import rank_weights
 
-    layers = tuple((group, len(group.indices)) for group in draft.architecture.layers)
-    parallel = replace(ctx.engine.parallel, pp=1, layer_partition=None)
-    quantization = (draft.config.quantization or {}).get("quant_method")
-    own = replace(
-        ctx,
-        config=draft.config,
-        architecture=draft.architecture,
-        layers=layers,
-        pp_rank=0,
-        kv_groups=(),
-        engine=replace(ctx.engine, parallel=parallel, quantization=quantization),
-    )
     head = speculation.method in ("eagle", "eagle3")
     return term(
         "draft_weights",
@@ -141,7 +162,30 @@ def _own(ctx: RankContext, speculation: Speculation, draft: Draft) -> MemoryTerm
         if head
         else "v1/spec_decode/draft_model.py",
         note="the embedding is the model's own" if head and ctx.engine.parallel.pp == 1 else "",
-        weights=rank_weights(own).n_bytes,
+        weights=rank_weights(_rank_of(ctx, draft)).n_bytes,
+    )
+
+
+def _rounding(ctx: RankContext) -> Iterator[MemoryTerm]:
+    """What PyTorch counts beyond the tensors of a draft that is built from a config of its own."""
+    from vllm_capacity.weights.rank import rank_weights
+    from vllm_capacity.weights.terms import allocated_bytes
+
+    draft = draft_rank(ctx)
+    if draft is None:
+        return
+    weights = rank_weights(draft)
+    yield term(
+        "draft_rounding",
+        Component.SPECULATIVE,
+        "blocks_bytes - tensor_bytes",
+        lifetime=Lifetime.LOAD,
+        source="c10/cuda/CUDACachingAllocator.cpp",
+        note="PyTorch counts whole blocks",
+        blocks_bytes=allocated_bytes(
+            weights, max_split=LOAD_MAX_SPLIT if ctx.release.has("load_max_split_size") else None
+        ),
+        tensor_bytes=weights.n_bytes,
     )
 
 
@@ -162,16 +206,26 @@ def _buffers(ctx: RankContext, speculation: Speculation) -> Iterator[MemoryTerm]
         hidden=ctx.architecture.hidden_size,
         el=DTYPE_BYTES[engine.dtype],
     )
-    yield term(
-        "draft_inputs",
-        Component.SPECULATIVE,
-        "tokens * 21 + sequences * (24 + 8 * drafts)",
-        lifetime=Lifetime.RUNNER_INIT,
-        source=SOURCE,
-        tokens=engine.max_num_batched_tokens,
-        sequences=engine.max_num_seqs,
-        drafts=speculation.num_tokens,
-    )
+    if v2:
+        yield term(
+            "draft_inputs",
+            Component.SPECULATIVE,
+            "blocks",
+            lifetime=Lifetime.RUNNER_INIT,
+            source=SOURCE,
+            blocks=sum(round_up(size, 512) for size in draft_inputs(ctx)),
+        )
+    else:
+        yield term(
+            "draft_inputs",
+            Component.SPECULATIVE,
+            "tokens * 21 + sequences * (24 + 8 * drafts)",
+            lifetime=Lifetime.RUNNER_INIT,
+            source=SOURCE,
+            tokens=engine.max_num_batched_tokens,
+            sequences=engine.max_num_seqs,
+            drafts=speculation.num_tokens,
+        )
     if speculation.values.get("draft_sample_method") == "probabilistic":
         yield term(
             "draft_logits",

@@ -11,10 +11,12 @@ from vllm_capacity.calibration import constants
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.all_reduce import early_tensors
+from vllm_capacity.overheads.lora import lora_pointers, lora_tensors
 from vllm_capacity.overheads.runner_buffers import runner_tensors, sampler_tensors
+from vllm_capacity.overheads.speculative import draft_rank
 from vllm_capacity.overheads.terms import measured
 from vllm_capacity.units import MIB
-from vllm_capacity.weights.allocator import LOAD_MAX_SPLIT
+from vllm_capacity.weights.allocator import LOAD_MAX_SPLIT, MIN_BLOCK
 from vllm_capacity.weights.allocator_settings import allocator_settings
 from vllm_capacity.weights.imports import imported_tables
 from vllm_capacity.weights.model import method_of, rank_weights
@@ -54,9 +56,14 @@ def _fragmentation(ctx: RankContext) -> MemoryTerm:
     max_split = LOAD_MAX_SPLIT if release.has("load_max_split_size") else settings.max_split
     early, before = early_tensors(ctx), (*imported_tables(ctx), *runner_tensors(ctx))
     left = tuple(t.n_bytes for t in (*flashinfer_scratch(ctx), *flashinfer_rows(ctx, Sizes.of(ctx))))
-    unused = 0
+    pointers = lora_pointers(ctx)
+    left += (MIN_BLOCK,) * (pointers.n_bytes // MIN_BLOCK if pointers else 0)
+    draft, unused = draft_rank(ctx), 0
+    models = (rank_weights(ctx), *(() if draft is None else (rank_weights(draft),)))
     if not settings.expandable:
-        unused = pinned_bytes(rank_weights(ctx), early, before, sampler_tensors(ctx), left, max_split)
+        unused = pinned_bytes(
+            models, early, before, (*lora_tensors(ctx), *sampler_tensors(ctx)), left, max_split
+        )
     if not release.has("profile_max_split_size"):
         found = measured(ctx, "allocator_fragmentation")
         low, high, note = unused, max(unused, found.high), "the profile run may add more: " + found.origin

@@ -13,7 +13,7 @@ from vllm_capacity.kv_cache.specs import (
 )
 from vllm_capacity.ledger import Component, MemoryTerm
 
-NOT_READ = frozenset({"encoder", "expert_map", "rope_cache", "allocator_rounding"})
+NOT_READ = frozenset({"encoder", "expert_map", "rope_cache", "allocator_rounding", "draft_rounding"})
 """Weights that a decode step does not read in full: towers run at prefill, tables are looked up row by row."""
 
 

@@ -58,7 +58,7 @@ class _Recorder:
 
 
 def pinned_bytes(
-    weights: RankWeights,
+    models: tuple[RankWeights, ...],
     early: tuple[int, ...],
     before: tuple[int, ...],
     after: tuple[int, ...],
@@ -67,10 +67,10 @@ def pinned_bytes(
 ) -> int:
     """Bytes by which loading and profiling reserve more than their tensors; fewer than 0 where those fill segments of before.
 
-    `early`: tensors that exist at vLLM's snapshot; `before` and `after`: tensors of the model runner that come before and
-    after the weights, in order; `profiled`: what the profile run leaves. Loading empties the cache after building, after
-    processing (model_loader/base_loader.py: load_model) and when its profiler looks (platforms/cuda.py:
-    get_current_memory_usage).
+    `models` are loaded one after the other; `early`: tensors that exist at vLLM's snapshot; `before` and `after`: tensors of
+    the model runner that come before and after the weights, in order; `profiled`: what the profile run leaves. Loading
+    empties the cache after building, after processing (model_loader/base_loader.py: load_model) and when its profiler looks
+    (platforms/cuda.py: get_current_memory_usage).
 
     The pools of small and of large tensors know nothing of each other, so each is simulated by itself: what differs from
     plan to plan is mostly small.
@@ -79,7 +79,7 @@ def pinned_bytes(
     for small in (False, True):
         at_snapshot = _of_pool(early, small)
         built = (*at_snapshot, *_of_pool(before, small))
-        total += _unused(weights, small, built, _of_pool((*after, *profiled), small), max_split)
+        total += _unused(models, small, built, _of_pool((*after, *profiled), small), max_split)
         total -= sum(carved((), at_snapshot, small, max_split))
     return total
 
@@ -97,14 +97,20 @@ def _pool(small: bool, max_split: int | None, pinned: Iterable[int] = ()) -> Cac
 
 
 def _unused(
-    weights: RankWeights, small: bool, before: tuple[int, ...], after: tuple[int, ...], max_split: int | None
+    models: tuple[RankWeights, ...],
+    small: bool,
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    max_split: int | None,
 ) -> int:
     """Bytes of one pool that are reserved and in no tensor."""
-    least, free = smallest(weights, small), carved((), before, small, max_split)
-    usable = tuple(size for size in free if size >= least)
-    pinned = (size for size in free if size < least)
-    left, _ = _after_load(weights, 0, small, usable, max_split)
-    return sum(carved((*pinned, *left), after, small, max_split))
+    free = carved((), before, small, max_split)
+    for weights in models:
+        least = smallest(weights, small)
+        usable = tuple(size for size in free if size >= least)
+        left, _ = _after_load(weights, 0, small, usable, max_split)
+        free = tuple(sorted((*(size for size in free if size < least), *left)))
+    return sum(carved(free, after, small, max_split))
 
 
 @lru_cache(maxsize=64)

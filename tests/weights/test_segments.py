@@ -50,8 +50,8 @@ def simulated(
 def test_the_shortcut_is_the_simulation(name: str, max_split: int | None, monkeypatch: pytest.MonkeyPatch):
     seen: list[RankWeights] = []
 
-    def kept(weights: RankWeights, *rest: object) -> int:
-        seen.append(weights)
+    def kept(models: tuple[RankWeights, ...], *rest: object) -> int:
+        seen.extend(models)
         return 0
 
     monkeypatch.setattr(workspaces, "pinned_bytes", kept)
@@ -67,7 +67,7 @@ def test_the_shortcut_is_the_simulation(name: str, max_split: int | None, monkey
             after = tuple(
                 chance.choice((2_000, 900_000, 5 * MIB, 33 * MIB)) for _ in range(chance.randrange(4))
             )
-            assert pinned_bytes(weights, (), before, after, (), max_split) == simulated(
+            assert pinned_bytes((weights,), (), before, after, (), max_split) == simulated(
                 weights, before, after, max_split
             )
 
@@ -76,4 +76,4 @@ def test_a_rank_without_experts_asks_for_no_block_for_them():
     parallel = ParallelConfig(tp=8, dp=32, expert_parallel=True)
     weights = rank_weights(context(model("Qwen/Qwen3-30B-A3B"), parallel=parallel), 200)
     assert any(not group.n_bytes for group in weights.groups)
-    assert pinned_bytes(weights, (), (), (), (), None) == simulated(weights, (), (), None)
+    assert pinned_bytes((weights,), (), (), (), (), None) == simulated(weights, (), (), None)

@@ -19,7 +19,13 @@ from vllm_capacity.weights.groups import role_of
 SEEN = "vLLM's own code, run on tensors without storage"
 UNSEEN = "from the analytical plan: not visible without a GPU"
 COMPILED = "from the analytical plan: the dry-run profiles eagerly"
-KEPT_FROM_PLAN = ("allocator_rounding", "cublas_workspace", "cublaslt_workspace", "allocator_fragmentation")
+KEPT_FROM_PLAN = (
+    "allocator_rounding",
+    "draft_rounding",
+    "cublas_workspace",
+    "cublaslt_workspace",
+    "allocator_fragmentation",
+)
 """Terms of PyTorch's allocator that no operator makes."""
 _REPLACED = (Lifetime.LOAD, Lifetime.RUNNER_INIT, Lifetime.PROFILE_TRANSIENT, Lifetime.PROFILE_PERSISTENT)
 
