@@ -30,8 +30,6 @@ EQUAL = {
     "v0.33-granite-4.0-h-tiny-eager",
 }
 """Runs whose KV cache memory is met to the byte; the two others estimate graphs in other pages of the driver."""
-TABLE = 512
-"""One block that loading leaves and no plan knows, but for gpt-oss; it lies in a segment that is reserved anyway."""
 
 
 def replayed(run: RunRecord) -> Comparison:
@@ -81,10 +79,11 @@ def test_consumed_is_what_pytorch_reserves_and_the_driver_takes(run: RunRecord) 
 @EACH
 def test_weights_buffers_activation_and_segments_are_met_to_the_byte(run: RunRecord) -> None:
     found = replayed(run)
-    for name in ("activation_peak", "non_torch", "communication", "first_kernels", "kernel_modules"):
+    for name in (
+        "weights", "activation_peak", "non_torch", "communication", "first_kernels", "kernel_modules",
+        "allocator_fragmentation",
+    ):  # fmt: skip
         assert error(found, name) == 0, name
-    assert error(found, "weights") in (0, -TABLE)
-    assert error(found, "allocator_fragmentation") == -error(found, "weights")
     stages, planned = run.ranks[0].stages, found.row("runner_buffers", 0)
     cublas = stages["baseline"]["torch_memory"]
     buffers = stages["load"]["allocated"] - cublas - (run.ranks[0].model_memory_usage or 0)
@@ -149,6 +148,7 @@ def test_all_runs_of_the_second_session_are_kept() -> None:
         "v0.33-qwen2.5-7b-eager-u0.5",
         "v0.33-phi-4-kv-fp8-eager",
         "v0.33-nemotron-nano-9b-v2-eager",
+        "v0.33-llama-3.1-8b-lora-eager",
     ],
 )
 def test_two_gpus_and_families_not_recorded_before_are_met_to_the_byte(name: str) -> None:
@@ -156,6 +156,38 @@ def test_two_gpus_and_families_not_recorded_before_are_met_to_the_byte(name: str
     found = replayed(run)
     for term in ("available_kv", "num_blocks", "activation_peak", "non_torch"):
         assert error(found, term) == 0, term
+
+
+@pytest.mark.parametrize("run", [pytest.param(run, id=run.name) for run in LATER])
+def test_weights_are_met_to_the_byte(run: RunRecord) -> None:
+    if run.name == "v0.33-deepseek-v3.2-5-layers-eager":
+        pytest.xfail(
+            "requantised for DeepGEMM: a buffer of the compiled quantiser is not known, two blocks of 4 MiB"
+        )
+    assert error(replayed(run), "weights") == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["v0.33-llama-3.1-8b-eagle3", "v0.33-qwen3-8b-awq", "v0.33-gpt-oss-120b", "v0.33-qwen3-next-12-layers"],
+)
+def test_what_loading_leaves_of_segments_is_met_to_the_byte(name: str) -> None:
+    """A draft loaded after its target, weights repacked for Machete, scales swizzled for Triton kernels."""
+    run = next(run for run in LATER if run.name == name)
+    assert error(replayed(run), "allocator_fragmentation") == 0
+
+
+def test_a_draft_with_dummy_weights_shares_the_targets_head() -> None:
+    """No weight that was read says that it has one of its own (models/utils.py: process_eagle_weight); the stage `load_peak`
+    comes before sharing and still holds the draft's own embedding and head.
+    """
+    (run,) = (run for run in LATER if run.name == "v0.33-llama-3.1-8b-eagle3")
+    rank = run.ranks[0]
+    built = rank.stages["load_peak"]["allocated"] - rank.stages["runner_init"]["allocated"]
+    assert built - (rank.model_memory_usage or 0) == (128256 + 32000) * 4096 * 2
+    assert error(replayed(run), "activation_peak") == 0, (
+        "auxiliary hidden states are gone when the sampler runs"
+    )
 
 
 def test_with_two_gpus_the_first_collectives_load_the_kernels_before_the_snapshot() -> None:

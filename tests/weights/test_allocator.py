@@ -82,3 +82,11 @@ def test_an_fp32_cache_is_its_own_concatenation() -> None:
     pool = CachingAllocator(None)
     build_rope(pool, RopeBuild(131072, 128, 131072 * 128 * 2))
     assert pool.allocated == 131072 * 128 * 2
+
+
+@pytest.mark.parametrize(("scaled", "halves"), [(False, 3), (True, 4)])
+def test_scaled_cosines_need_one_more_block(scaled: bool, halves: int) -> None:
+    """gpt-oss (YaRN): the unscaled cosines' block serves the sines, too; run v0.33-gpt-oss-120b has four blocks of 16 MiB."""
+    pool = CachingAllocator(LOAD_MAX_SPLIT)
+    build_rope(pool, RopeBuild(131072, 64, 131072 * 64 * 4, scaled))
+    assert [size for size, _, whole in pool.free_parts() if whole] == [16 * MIB] * halves

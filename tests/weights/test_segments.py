@@ -77,3 +77,19 @@ def test_a_rank_without_experts_asks_for_no_block_for_them():
     weights = rank_weights(context(model("Qwen/Qwen3-30B-A3B"), parallel=parallel), 200)
     assert any(not group.n_bytes for group in weights.groups)
     assert pinned_bytes((weights,), (), (), (), (), None) == simulated(weights, (), (), None)
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B-AWQ", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3.2"])
+def test_every_tensor_that_processing_makes_and_does_not_keep_is_freed(name: str):
+    """Else a simulated load would end with more than the model's tensors."""
+    weights = rank_weights(context(load_model(name)))
+    assert weights.repacked
+    recorder = _Recorder()
+    _load(recorder, weights, 0, late=True)
+    alive: dict[int, int] = {}
+    for number, n_bytes in recorder.events:
+        if n_bytes:
+            alive[number] = n_bytes
+        elif number != EMPTIED[0]:
+            del alive[number]
+    assert sum(alive.values()) == weights.n_bytes
