@@ -6,7 +6,6 @@ Plain dictionaries, because a plan must print without building a single pydantic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vllm_capacity._version import __version__
@@ -85,6 +84,8 @@ def plan_to_dict(plan: Plan | RefusedPlan) -> dict[str, Any]:
 
 def device_to_dict(device: Device) -> dict[str, Any]:
     """A GPU of the catalogue, as `gpus --json` prints it."""
+    from dataclasses import asdict
+
     return {**asdict(device), "compute_capability": _capability(device)}
 
 
