@@ -9,6 +9,7 @@ graphs of vLLM's estimate stays with the process: non-torch memory that the real
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from vllm_capacity.activations.compressed import compressed_elements, compressed_streams, indexer_logits
 from vllm_capacity.activations.layers import attention_width
@@ -25,14 +26,18 @@ from vllm_capacity.architecture.modules import (
 )
 from vllm_capacity.calibration import Measurement, constants
 from vllm_capacity.context import RankContext, once
+from vllm_capacity.engine_defaults.speculation import resolve_speculation
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.shared_pool_graphs import (
     Shapes,
     SharedPool,
+    decode_sizes,
     estimate_term,
+    head_of_draft,
     shared_pool,
     shared_pool_terms,
 )
+from vllm_capacity.overheads.speculative import draft_rank
 from vllm_capacity.overheads.terms import measured, nothing
 from vllm_capacity.units import DTYPE_BYTES, MIB, round_up
 
@@ -70,6 +75,8 @@ def _modes(ctx: RankContext) -> tuple[int, int]:
 def _decode_sizes(ctx: RankContext) -> list[int]:
     engine = ctx.engine
     query = 1 + engine.num_speculative_tokens
+    if engine.model_runner == "V2":
+        return decode_sizes(engine.cudagraph_capture_sizes, query, engine.max_num_seqs)
     return [s for s in engine.cudagraph_capture_sizes if query <= s <= query * engine.max_num_seqs]
 
 
@@ -179,7 +186,44 @@ def _shares_pool(ctx: RankContext) -> bool:
 @once
 def _shared(ctx: RankContext) -> tuple[Shapes, SharedPool]:
     shapes = _shapes(ctx)
-    return shapes, shared_pool(ctx, shapes)
+    drafts = _draft_shapes(ctx)
+    return replace(shapes, drafts=drafts), shared_pool(ctx, shapes, drafts)
+
+
+def _draft_shapes(ctx: RankContext) -> tuple[Shapes, ...]:
+    """What a speculator that reads the target's hidden states captures, each on a stream of its own: its first step over the
+    target's batch, and the further ones at one token a request.
+
+    Source: v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py: init_cudagraph_manager, capture (0.33.0);
+    autoregressive/speculator.py (0.29.0 to 0.31.0).
+    """
+    draft, speculation = draft_rank(ctx), resolve_speculation(ctx.engine.args, ctx.config)
+    if draft is None or speculation.method not in ("eagle", "eagle3"):
+        return ()
+    engine, query = ctx.engine, 1 + speculation.num_tokens
+    head = head_of_draft(draft, ctx)
+    sizes, mode = engine.cudagraph_capture_sizes, engine.cudagraph_mode
+    decode = mode.startswith("FULL")
+    first = decode_sizes(sizes, query, engine.max_num_seqs) if decode else []
+    further = [s for s in sizes if s <= engine.max_num_seqs] if decode and speculation.num_tokens > 1 else []
+    piecewise = len(sizes) if mode.endswith("PIECEWISE") else 0
+    halves = half_layers(draft)
+    found = []
+    for graphs, full, each, steps in (
+        (piecewise, first, query, 1),
+        (0, further, 1, speculation.num_tokens - 1),
+    ):
+        if graphs or full:
+            rows = max(full, default=0) // each
+            found.append(
+                Shapes(
+                    largest=max(sizes) if graphs else max(full), piecewise=graphs,
+                    full=tuple(sorted(full, reverse=True)), splits=_splits(ctx), workspaces=1, halves=halves * steps,
+                    piecewise_node=_nodes(draft, "graph_nodes_piecewise"), full_node=_nodes(draft, "graph_nodes_full"),
+                    more=tuple(rows * n * DTYPE_BYTES[engine.dtype] for n in head),
+                )
+            )  # fmt: skip
+    return tuple(found)
 
 
 def _shapes(ctx: RankContext) -> Shapes:

@@ -12,11 +12,18 @@ from collections.abc import Iterable, Iterator
 from vllm_capacity.activations.layers import attention_width
 from vllm_capacity.activations.live import kv_share, share
 from vllm_capacity.activations.matmul import cublas_bytes
-from vllm_capacity.architecture.modules import Attention, DenseMLP, LayerGroup, MixtureOfExperts
+from vllm_capacity.architecture.modules import (
+    Attention,
+    DenseMLP,
+    LayerGroup,
+    MixtureOfExperts,
+    VocabEmbedding,
+)
 from vllm_capacity.calibration import Measurement
 from vllm_capacity.context import RankContext
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, term
+from vllm_capacity.overheads.speculative import draft_rank
 from vllm_capacity.units import DTYPE_BYTES, MIB, cdiv, round_up
 
 SEGMENT, LARGE = 20 * MIB, 10 * MIB
@@ -46,11 +53,17 @@ class Shapes:
     halves: int
     piecewise_node: Measurement
     full_node: Measurement
+    more: tuple[int, ...] = ()
+    """Tensors of the largest full graph beside those of its layers: a draft's logits."""
+    drafts: tuple[Shapes, ...] = ()
+    """What a speculator captures."""
 
     def driver_bytes(self, full: int, which: str) -> int:
-        """Driver memory of all piecewise graphs and `full` full ones; `which` figure of the measurements."""
+        """Driver memory of all piecewise graphs and `full` full ones, and of all of a speculator; `which` figure of the
+        measurements.
+        """
         nodes = self.piecewise * getattr(self.piecewise_node, which) + full * getattr(self.full_node, which)
-        return int(nodes) * self.halves // 2
+        return int(nodes) * self.halves // 2 + sum(d.driver_bytes(len(d.full), which) for d in self.drafts)
 
 
 def estimate_term(shapes: Shapes, pool: SharedPool) -> MemoryTerm:
@@ -85,7 +98,7 @@ def shared_pool_terms(shapes: Shapes, pool: SharedPool) -> Iterator[MemoryTerm]:
     yield term(
         "graph_probe",
         Component.CUDA_CONTEXT,
-        "(piecewise * piecewise_node + probed * full_node) * halves // 2 // page * page",
+        "((piecewise * piecewise_node + probed * full_node) * halves // 2 + drafts) // page * page",
         allocator=Allocator.CUDA,
         lifetime=Lifetime.AFTER_PROFILE,
         source="v1/worker/gpu_worker.py: determine_available_memory; v1/worker/gpu/cudagraph_utils.py",
@@ -97,6 +110,7 @@ def shared_pool_terms(shapes: Shapes, pool: SharedPool) -> Iterator[MemoryTerm]:
         probed=min(SAMPLES, full),
         full_node=shapes.full_node.n_bytes,
         halves=shapes.halves,
+        drafts=sum(d.driver_bytes(len(d.full), "n_bytes") for d in shapes.drafts),
         page=PAGE,
     )
     rest = max(0, full - SAMPLES)
@@ -104,7 +118,7 @@ def shared_pool_terms(shapes: Shapes, pool: SharedPool) -> Iterator[MemoryTerm]:
     yield term(
         "cuda_graphs",
         Component.CUDA_GRAPHS,
-        "workspace + outputs + tensors + splits + further * node * halves // 2 // page * page",
+        "workspace + outputs + tensors + splits + drafts + further * node * halves // 2 // page * page",
         allocator=Allocator.CUDA,
         lifetime=Lifetime.AFTER_PROFILE,
         source=SOURCE,
@@ -115,6 +129,7 @@ def shared_pool_terms(shapes: Shapes, pool: SharedPool) -> Iterator[MemoryTerm]:
         outputs=pool.outputs,
         tensors=pool.tensors,
         splits=pool.splits,
+        drafts=pool.drafts,
         further=rest,
         node=shapes.full_node.n_bytes,
         halves=shapes.halves,
@@ -155,10 +170,12 @@ class SharedPool:
     second_warm_up: int
     """What the second full graph's warm-up left in the cache, which its capture gives back: the estimate's sample of it
     is less by that much."""
+    drafts: int = 0
+    """All of the speculator's: blocks belong to the stream that they were made for."""
 
     @property
     def n_bytes(self) -> int:
-        return self.workspace + self.outputs + self.tensors + self.splits
+        return self.workspace + self.outputs + self.tensors + self.splits + self.drafts
 
     def doubtful(self, shapes: Shapes) -> int:
         """Half of the tensors where there are more than small ones, and the workspaces beyond the capture's own."""
@@ -166,7 +183,27 @@ class SharedPool:
         return extra + (self.tensors // 2 if self.tensors > SEGMENT else 0)
 
 
-def shared_pool(ctx: RankContext, shapes: Shapes) -> SharedPool:
+def decode_sizes(sizes: Iterable[int], query: int, max_num_seqs: int) -> list[int]:
+    """Capture sizes as whole requests of `query` tokens: v1/worker/gpu/cudagraph_utils.py, _init_candidates (0.26.0 to
+    0.33.0).
+    """
+    given = sorted(sizes)
+    rounded = (round_up(size, query) for size in given)
+    return [s for s in dict.fromkeys(rounded) if s <= min(query * max_num_seqs, given[-1])]
+
+
+def head_of_draft(draft: RankContext, target: RankContext) -> tuple[int, ...]:
+    """Elements per row of a draft's logits: its head's, or the target's, and beside them those of the target's vocabulary where
+    ids are mapped (models/llama_eagle3.py: compute_logits).
+    """
+    modules = [placed.module for placed in draft.architecture.outside]
+    heads = [m.rows for m in modules if isinstance(m, VocabEmbedding) and m.name.endswith("lm_head")]
+    mapped = any(module.name == "draft_id_to_target_id" for module in modules)
+    own = heads[0] if heads else target.architecture.vocab_size
+    return (own, draft.architecture.vocab_size) if mapped else (own,)
+
+
+def shared_pool(ctx: RankContext, shapes: Shapes, drafts: tuple[Shapes, ...] = ()) -> SharedPool:
     """The pool for the largest batch and the full graphs of these sizes.
 
     A later graph finds the blocks of earlier ones free. Tensors of 1 to 10 MiB share segments of 20 MiB, larger ones have
@@ -184,10 +221,22 @@ def shared_pool(ctx: RankContext, shapes: Shapes) -> SharedPool:
     return SharedPool(
         workspace=shapes.workspaces * cublas_bytes(ctx.device, ctx.engine.environment),
         outputs=_segments([outputs]) if outputs else 0,
-        tensors=max(_segments([*tensors, *rest]) for tensors in _live(ctx, shapes.largest)),
+        tensors=max(_segments([*tensors, *rest, *shapes.more]) for tensors in _live(ctx, shapes.largest)),
         splits=own,
         second_warm_up=_warm_up(ctx, full[1], splits, room) if len(full) > 1 else 0,
+        drafts=_drafts(ctx, drafts),
     )
+
+
+def _drafts(ctx: RankContext, drafts: tuple[Shapes, ...]) -> int:
+    draft = draft_rank(ctx) if drafts else None
+    if draft is None:
+        return 0
+    total = 0
+    for shapes in drafts:
+        alone = shared_pool(draft, shapes)
+        total += alone.workspace + alone.tensors + alone.splits
+    return total
 
 
 def _warm_up(ctx: RankContext, tokens: int, splits: int, room: int) -> int:

@@ -190,6 +190,16 @@ def test_a_draft_with_dummy_weights_shares_the_targets_head() -> None:
     )
 
 
+def test_each_step_of_a_draft_captures_on_a_stream_of_its_own() -> None:
+    """Two workspaces of 32 MiB, and two segments of 20 MiB and two of 2 beside them; sizes are whole requests of 4 tokens, so
+    that two full graphs are the target's."""
+    (run,) = (run for run in LATER if run.name == "v0.33-llama-3.1-8b-eagle3")
+    found = replayed(run)
+    for term in ("graph_estimate", "graph_actual", "graph_probe", "available_kv"):
+        assert abs(error(found, term)) <= 2 * MIB, term
+    assert abs(error(found, "num_blocks")) <= 1
+
+
 def test_with_two_gpus_the_first_collectives_load_the_kernels_before_the_snapshot() -> None:
     """4 MiB of modules are inside of the budget instead of 72, and 12 MiB of the segment behind custom all-reduce's pointers are
     taken by what comes later.
