@@ -49,9 +49,15 @@ def compressed_phases(
     )
     streams, projections = _streams(ctx, sizes), _projections(sizes, mixer, compression.ratio)
     within = (*kept, *streams, output, projections)
-    if mixer.indexer is not None:
-        yield phase("indexer", (*within, *_indexer(ctx, sizes, mixer)))
-    yield phase("queries", (*within, _queries(ctx, sizes, mixer, heads, padded)))
+    queries = _queries(ctx, sizes, mixer, heads, padded)
+    if mixer.indexer is not None and ctx.release.has("deepseek_v4_indexer_after_queries"):
+        indexer, logits = _indexer(ctx, sizes, mixer)
+        yield phase("queries", (*within, indexer, queries))
+        yield phase("indexer", (*within, indexer, logits, *_beside_indexer(ctx, sizes, mixer, padded)))
+    else:
+        if mixer.indexer is not None:
+            yield phase("indexer", (*within, *_indexer(ctx, sizes, mixer)))
+        yield phase("queries", (*within, queries))
     after = (*kept, *streams, output)
     if not ctx.engine.compiled and ctx.release.has("deepseek_v4_latents_stay"):
         after = within
@@ -169,6 +175,34 @@ def _indexer(
             **values,
         ),
     )
+
+
+def _beside_indexer(
+    ctx: RankContext, sizes: Sizes, mixer: MultiHeadLatentAttention, padded: int
+) -> Iterator[MemoryTerm]:
+    """The queries, which exist when the indexer selects, and the exchange of what it found where the ranks share rows.
+
+    Source: models/deepseek_v4/attention.py: _sparse_indexer_and_attn (0.28.0); layers/sparse_attn_indexer.py:
+    _reserve_row_shard_exchange_transient; v1/attention/backends/mla/indexer.py: tp_prefill_row_sharding_supported (0.32.0).
+    """
+    yield transient(
+        "queries",
+        "tokens * padded * head * el",
+        "models/deepseek_v4/attention.py: _prepare_and_attn",
+        tokens=sizes.tokens,
+        padded=padded,
+        head=mixer.v_head_dim,
+        el=sizes.el,
+    )
+    assert mixer.indexer is not None
+    if sizes.tp > 1 and ctx.release.has("indexer_rows_shared"):
+        yield transient(
+            "indexer_exchange",
+            "2 * tokens * topk * 4",
+            "layers/sparse_attn_indexer.py: _reserve_row_shard_exchange_transient",
+            tokens=sizes.tokens,
+            topk=mixer.indexer.top_k,
+        )
 
 
 def _queries(

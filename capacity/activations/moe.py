@@ -21,6 +21,7 @@ class ExpertsKernel(StrEnum):
 
     TRITON = "TritonExperts"
     MARLIN = "MarlinExperts"
+    HUMMING = "HummingExperts"
     CUTLASS_FP8 = "CutlassExpertsFp8"
     FLASHINFER_CUTLASS = "FlashInferExperts"
     FLASHINFER_TRTLLM = "TrtLlmExperts"
@@ -40,6 +41,8 @@ def experts_kernel(ctx: RankContext, *, quantised: bool = True) -> ExpertsKernel
     blackwell = 100 <= sm < 110
     parallel = ctx.engine.parallel
     if quantised and _fp4_experts_of_deepseek_v4(ctx) and not sm >= 120:
+        if sm == 90 and ctx.release.has("humming_before_marlin"):
+            return ExpertsKernel.HUMMING
         return ExpertsKernel.FLASHINFER_TRTLLM if blackwell else ExpertsKernel.MARLIN
     if kind is QuantKind.WNA16:
         return ExpertsKernel.MARLIN
@@ -93,6 +96,8 @@ class _Layer:
     local_experts: int
     tokens: int
     """Tokens that the experts see: all data-parallel ranks' tokens are gathered first."""
+    grouped: bool
+    """With expert parallelism."""
 
 
 @once
@@ -118,16 +123,19 @@ def _layer(ctx: RankContext, group: LayerGroup, moe: MixtureOfExperts) -> _Layer
         intermediate=moe.intermediate_size if ep else share(moe.intermediate_size, ranks),
         local_experts=cdiv(moe.num_experts, ranks) if ep else moe.num_experts,
         tokens=ctx.engine.max_num_batched_tokens * parallel.dp,
+        grouped=ep,
     )
 
 
-def _workspace(sizes: Sizes, layer: _Layer) -> MemoryTerm:
+def _workspace(ctx: RankContext, sizes: Sizes, layer: _Layer) -> MemoryTerm:
     """`FusedMoEModularKernel._allocate_buffers`: two buffers from the WorkspaceManager, each rounded up to
     256 bytes.
 
     Source: fused_moe/modular_kernel.py:1051-1112 and `workspace_shapes` of the experts class (0.26.0); the
     whole batch is one chunk.
     """
+    if layer.kernel is ExpertsKernel.HUMMING:
+        return _humming_workspace(ctx, sizes, layer)
     k, n, width = (
         layer.moe.hidden_size,
         layer.intermediate,
@@ -168,9 +176,37 @@ def _workspace(sizes: Sizes, layer: _Layer) -> MemoryTerm:
     )
 
 
+def _humming_workspace(ctx: RankContext, sizes: Sizes, layer: _Layer) -> MemoryTerm:
+    """Inputs of both GEMMs and the output share one buffer, outputs of both GEMMs the other. With expert parallelism
+    ("grouped_contiguous") the first GEMM reads a row per token and expert, otherwise ("indexed") one per token.
+
+    Source (0.33.0): `HummingExpertsBase.get_buffer_metas` and `get_humming_moe_gemm_type`,
+    fused_moe/experts/fused_humming_moe.py; `MoEPermuteScratch`, fused_moe/moe_permute_unpermute.py (without CUB's
+    workspace); 8-bit inputs: `_humming_input_schema`, fused_moe/oracle/mxfp4.py.
+    """
+    return persistent(
+        "moe_workspace",
+        "round_up(max(tokens * top_k * width * input_el, inputs * hidden * input_el, tokens * hidden * el), 256)"
+        " + round_up(tokens * top_k * max(rows, hidden) * el, 256) + grouped * tokens * top_k * 28",
+        "fused_moe/experts/fused_humming_moe.py: get_buffer_metas",
+        note=f"{layer.kernel}; one buffer for all layers, kept"
+        + ("; seven numbers per row to sort by" if layer.grouped else ""),
+        component=Component.WORKSPACE,
+        tokens=layer.tokens,
+        top_k=layer.moe.top_k,
+        width=layer.intermediate,
+        rows=(2 if layer.moe.gated else 1) * layer.intermediate,
+        inputs=layer.tokens * (layer.moe.top_k if layer.grouped else 1),
+        grouped=int(layer.grouped),
+        hidden=layer.moe.hidden_size,
+        input_el=1 if ctx.release.has("deepseek_v4_fp8_expert_inputs") else sizes.el,
+        el=sizes.el,
+    )
+
+
 def moe_workspace(ctx: RankContext, sizes: Sizes) -> MemoryTerm | None:
     """The largest workspace that a MoE layer of this stage asks for; None without MoE layers."""
-    workspaces = [_workspace(sizes, layer) for _, layer in _layers(ctx)]
+    workspaces = [_workspace(ctx, sizes, layer) for _, layer in _layers(ctx)]
     return max(workspaces, key=lambda t: t.n_bytes, default=None)
 
 

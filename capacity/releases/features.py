@@ -80,6 +80,12 @@ FEATURES: tuple[Feature, ...] = (
     Feature("deepseek_v4_latents_stay", "0.23.0", None, "models/deepseek_v4/attention.py: DeepseekV4Attention.forward",
             "DeepSeek V4's attention projects outside of the part that graphs leave out: what it projected stays until "
             "the output projection is done"),
+    Feature("deepseek_v4_indexer_after_queries", "0.28.0", None,
+            "models/deepseek_v4/attention.py: DeepseekV4Attention._sparse_indexer_and_attn",
+            "DeepSeek-V4's indexer selects when the queries exist, which adds up in the profile; before, ahead of them"),
+    Feature("indexer_rows_shared", "0.32.0", None,
+            "model_executor/layers/sparse_attn_indexer.py: _reserve_row_shard_exchange_transient",
+            "tensor-parallel ranks share the rows of a sparse indexer; the profile reserves their exchange"),
     Feature("deepseek_v4_fp8_expert_inputs", "0.33.0", None, "models/deepseek_v4/quant_config.py: get_quant_method",
             "DeepSeek-V4's fp4 experts read 8-bit inputs on Humming kernels; before, 16-bit ones"),
     Feature("deepseek_v4_broadcast_mixing", "0.26.0", None,

@@ -1,6 +1,6 @@
-"""DeepSeek V4's weights and activation peak against vLLM 0.26.0's own worker, run on tensors without storage (`dry-run`,
-docs/dry-run.md): eager, H200, context of 30,000 tokens, 1,024 sequences, fp8 KV cache, models cut to their first layers.
-Weights are tensors as they are, without what the allocator rounds up.
+"""DeepSeek V4's weights and activation peak against the worker of vLLM 0.26.0 and 0.33.0, run on tensors without storage
+(`dry-run`, docs/dry-run.md): eager, H200, context of 30,000 tokens, 1,024 sequences, fp8 KV cache, models cut to their
+first layers. Weights are tensors as they are, without what the allocator rounds up.
 """
 
 from __future__ import annotations
@@ -60,6 +60,42 @@ def test_weights_and_peak_are_vllms(
     rounding = next(t.n_bytes for t in rank.terms if t.name == "allocator_rounding")
     assert rank.budget.totals[Account.WEIGHTS] - rounding == weights
     assert rank.budget.totals[Account.ACTIVATION] == rank.activation.n_bytes == peak
+
+
+@pytest.mark.parametrize(
+    ("model", "cut", "tokens", "flags", "weights", "peak"),
+    [
+        pytest.param(FLASH, SIX, 16384, {}, 24_135_487_524, 5_444_751_872, id="indexer-beside-queries"),
+        pytest.param(
+            FLASH, SIX, 16384, {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+            12_431_190_052, 5_715_941_888, id="rows-shared",
+        ),
+        pytest.param(PRO, FIVE_OF_PRO, 8192, {"tensor_parallel_size": 4}, 18_797_664_908, 3_896_791_552, id="pro"),
+    ],
+)  # fmt: skip
+def test_weights_and_peak_on_humming_experts(
+    model: str, cut: dict[str, object], tokens: int, flags: dict[str, object], weights: int, peak: int
+) -> None:
+    """The same dry-runs with vLLM 0.33.0. Grouped experts sort with two small tensors more than the plan counts."""
+    rank = planned(model, cut, tokens, "0.33.0", **flags).ranks[0]
+    rounding = next(t.n_bytes for t in rank.terms if t.name == "allocator_rounding")
+    assert rank.budget.totals[Account.WEIGHTS] - rounding == weights
+    assert 0 <= peak - rank.activation.n_bytes <= (2048 if "enable_expert_parallel" in flags else 0)
+
+
+def test_hopper_alone_prefers_humming_and_only_since_0_32() -> None:
+    """Per token: two outputs of 4,096 bf16 values for each of 6 experts, in front of them inputs of 2,048 values (16-bit
+    before 0.33), or the output itself. Marlin's first buffer has 4,096 values for each expert.
+    """
+
+    def workspace(release: str, **flags: object) -> int:
+        rank = planned(FLASH, SIX, 4096, release, **flags).ranks[0]
+        return next(t.n_bytes for t in rank.terms if t.name == "moe_workspace") // 4096
+
+    assert workspace("0.31.0") == 2 * 6 * 4096 * 2
+    assert workspace("0.32.0") == 6 * (4096 + 2048) * 2
+    assert workspace("0.33.0") == 6 * (4096 * 2 + 2048)
+    assert workspace("0.33.0", moe_backend="marlin") == workspace("0.31.0")
 
 
 def test_the_indexer_decides_small_batches_unless_the_sampler_does() -> None:

@@ -21,6 +21,7 @@ from vllm_capacity.weights.quantisation.base import (
     Stored,
     plain_linear,
 )
+from vllm_capacity.weights.quantisation.humming import PADDED_INPUTS, PADDED_ROWS
 from vllm_capacity.weights.quantisation.marlin import MOE_BLOCKS_PER_SM, TILE, workspace
 from vllm_capacity.weights.sharding import LocalExperts, LocalLinear
 
@@ -38,6 +39,7 @@ class Backend(StrEnum):
     TRITON = "triton"
     TRTLLM = "flashinfer_trtllm"
     MARLIN = "marlin"
+    HUMMING = "humming"
     DEEP_GEMM = "deep_gemm"
 
 
@@ -55,12 +57,18 @@ def gpt_oss_backend(context: QuantContext) -> Backend:
 
 
 def deepseek_v4_backend(context: QuantContext) -> Backend:
-    """`select_deepseek_v4_mxfp4_moe_backend`: TRT-LLM on sm10x, DeepGEMM on sm12x, Marlin before."""
+    """`select_deepseek_v4_mxfp4_moe_backend`: TRT-LLM on sm10x, DeepGEMM on sm12x, Humming or Marlin before."""
     if context.moe_backend not in ("auto", "marlin"):
         raise InputError(
             f"{context.model}: mxfp4 with --moe-backend {context.moe_backend} is not modelled; auto is"
         )
     family = context.device.sm // 10
+    if (
+        context.moe_backend == "auto"
+        and context.device.sm == 90
+        and context.release.has("humming_before_marlin")
+    ):
+        return Backend.HUMMING
     if context.moe_backend == "marlin" or family not in (10, 12):
         return Backend.MARLIN
     return Backend.TRTLLM if family == 10 else Backend.DEEP_GEMM
@@ -69,7 +77,7 @@ def deepseek_v4_backend(context: QuantContext) -> Backend:
 def padded_for(backend: Backend, layer: LocalExperts, context: QuantContext) -> tuple[int, int]:
     """`mxfp4_round_up_hidden_size_and_intermediate_size`."""
     hidden, width = layer.hidden_size, layer.intermediate_size
-    if backend is Backend.TRITON:
+    if backend in (Backend.TRITON, Backend.HUMMING):
         return hidden, round_up(width, 64)
     if backend is Backend.DEEP_GEMM:
         return round_up(hidden, 128), round_up(width, 128)
@@ -129,6 +137,10 @@ def padded_mxfp4_experts(layer: LocalExperts, context: QuantContext, backend: Ba
         tensors = [*w13.marlin(), *w2.marlin()]
         # the words of one matrix, and the larger scales in 16 bits several times
         transient = tensors[0].n_bytes + tensors[2].n_bytes + 8 * tensors[1].n_bytes
+    elif backend is Backend.HUMMING:
+        tensors = _humming(w13, w2, context)
+        # padded copies, beside them the repacked words and the scales, which are transposed and permuted
+        transient = 2 * tensors[0].n_bytes + 3 * tensors[1].n_bytes
     else:
         tensors = [*w13.built(), *w2.built()]
         # w13 with its rows exchanged; then all shuffled experts in lists, and those of w13 stacked
@@ -139,6 +151,24 @@ def padded_mxfp4_experts(layer: LocalExperts, context: QuantContext, backend: Ba
         if backend is Backend.TRTLLM and layer.bias:
             tensors += _trtllm_extras(count, (*tensors, *biases))
     return LayerTensors((*tensors, *biases), tuple(built), transient)
+
+
+def _humming(w13: _Matrix, w2: _Matrix, context: QuantContext) -> list[Stored]:
+    """Humming's words have the bytes of the checkpoint's, padded. Beside 8-bit activations each expert's scales are told
+    apart from one factor; every layer's kernel has locks of its own.
+
+    Source (0.33.0): `convert_to_humming_moe_kernel_format`, quantization/utils/humming/moe.py; `create_humming_locks`,
+    utils/humming.py; humming-kernels 0.1.19, `transform_humming_tensors` and `process_fused_e8m0_scale`, transform.py.
+    """
+    tensors: list[Stored] = []
+    for matrix in (w13, w2):
+        tensors += matrix.humming()
+    if context.release.has("deepseek_v4_fp8_expert_inputs"):
+        tensors += [
+            Stored(f"{matrix.name}_weight_scale_2", (matrix.count,), "float32", scale=True)
+            for matrix in (w13, w2)
+        ]
+    return [*tensors, Stored("locks", (8 * context.device.num_sms,), "int32", buffer=True)]
 
 
 def _trtllm_extras(count: int, shuffled: tuple[Stored, ...]) -> list[Stored]:
@@ -250,6 +280,14 @@ class _Matrix:
         return (
             Stored(f"{self.name}_weight", values, "uint8", self.logical),
             Stored(f"{self.name}_weight_scale", scales, "uint8", scale=True),
+        )
+
+    def humming(self) -> tuple[Stored, Stored]:
+        """`prepare_and_transform_humming_tensors`: rows padded to 256, inputs to 128."""
+        rows, columns = round_up(self.rows, PADDED_ROWS), round_up(self.columns, PADDED_INPUTS)
+        return (
+            Stored(f"{self.name}_weight", (self.count, rows, columns // 8), "int32", self.logical),
+            Stored(f"{self.name}_weight_scale", (self.count, columns // BLOCK, rows), "uint8", scale=True),
         )
 
     def marlin(self) -> tuple[Stored, Stored]:

@@ -22,6 +22,7 @@ def install(ledger: TensorLedger) -> list[str]:
         "flashinfer": _flashinfer,
         "tilelang": _tilelang,
         "cutlass": _cute_dsl,
+        "humming": _humming,
     }
     for name, prepare in libraries.items():
         try:
@@ -194,3 +195,38 @@ def _cute_dsl(ledger: TensorLedger) -> None:
         return call
 
     cute.compile = compile_nothing
+
+
+def _humming(ledger: TensorLedger) -> None:
+    try:
+        import humming.utils.device as humming_device
+    except ImportError:  # an optional part of a vLLM environment
+        return
+    if not hasattr(humming_device, "_get_device_info_extension"):
+        return
+    import collections
+
+    import torch
+
+    class Info:
+        """What its compiled extension reads from the driver, as far as its tuning tables look at it."""
+
+        def __init__(self, index: int) -> None:
+            found = torch.cuda.get_device_properties(0)
+            self.index, self.name, self.is_ppu = index, found.name, False
+            self.sm_count = found.multi_processor_count
+            self.sm_major, self.sm_minor = found.major, found.minor
+            self.sm_version = 10 * found.major + found.minor
+            self.max_threads_per_block, self.max_threads_per_sm = 1024, 2048
+            self.max_registers_per_sm = 65536
+            self.default_smem_size, self.max_smem_size = 48 << 10, 227 << 10
+            self.max_smem_size_kb = 227
+            self.l1_cache_size, self.l1_cache_size_kb = 256 << 10, 256
+            self.l2_cache_size, self.l2_cache_size_mb = 50 << 20, 50.0
+            self.memory_bandwidth_gbps = 1.0
+            self.tensorcore_tops = collections.defaultdict(lambda: 1.0)
+
+    class Extension:
+        _DeviceInfo = Info
+
+    humming_device._extension = Extension
