@@ -6,6 +6,7 @@ Source: `_get_backend_priorities` and `get_attn_backend_cls` (platforms/cuda.py:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from vllm_capacity.architecture.modules import (
@@ -26,6 +27,7 @@ from vllm_capacity.attention_query import (
 )
 from vllm_capacity.attention_rules import BACKENDS, invalid_reasons, kernel_blocks, supported_layouts
 from vllm_capacity.device import Device
+from vllm_capacity.engine import EngineArgs
 from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.inputs.model_config import ModelConfig
@@ -91,8 +93,9 @@ def select_backends(
     requested: str | None = None,
     parallel: ParallelConfig | None = None,
     config: ModelConfig | None = None,
+    mm_prefix: bool | None = None,
 ) -> tuple[AttentionBackend, ...]:
-    """The backends of all layers, in order of first use, each once.
+    """The backends of all layers, in order of first use, each once; `mm_prefix` None is what the config says.
 
     `block_size` is the user's. Raises RefusedError with vLLM's sentence where the requested backend, or every
     one, is invalid; InputError for a backend that is not modelled.
@@ -103,22 +106,48 @@ def select_backends(
         for mixer in group.mixers:
             mixers[mixer] = min(group.indices[0] if group.indices else 0, mixers.get(mixer, 1 << 62))
     selected: dict[str, AttentionBackend] = {}
+    prefix = is_mm_prefix(config) if mm_prefix is None else mm_prefix
     for mixer in sorted(mixers, key=lambda m: mixers[m]):
         for backend in layer_backends(
             mixer, kv_cache_dtype, dtype, device, release, block_size=block_size, requested=requested,
-            parallel=parallel, mm_prefix=is_mm_prefix(config), softcap=architecture.logits_soft_cap,
+            parallel=parallel, mm_prefix=prefix, softcap=architecture.logits_soft_cap,
             float32_state=_float32_state(architecture),
         ):  # fmt: skip
             selected.setdefault(backend.name, backend)
     return tuple(selected.values())
 
 
-def is_mm_prefix(config: ModelConfig | None) -> bool:
-    """Whether image tokens attend to each other, which only some backends can do."""
+def is_mm_prefix(
+    config: ModelConfig | None, args: EngineArgs | None = None, release: Release | None = None
+) -> bool:
+    """Whether image tokens attend to each other, which only some backends can do.
+
+    `is_mm_prefix_lm` and Gemma4ModelArchConfigConvertor, transformers_utils/model_arch_config_convertor.py (0.26.0).
+    """
     if config is None or config.vision is None:
         return False
+    if (
+        args is not None
+        and release is not None
+        and release.has("mm_prefix_follows_flags")
+        and _text_only(config, args)
+    ):
+        return False
+    if config.model_type.startswith("gemma4"):
+        return bool(config.get("use_bidirectional_attention") == "vision")
     asked = config.root.get("is_mm_prefix_lm")
     return bool(asked) if asked is not None else config.model_type in MM_PREFIX_MODEL_TYPES
+
+
+def _text_only(config: ModelConfig, args: EngineArgs) -> bool:
+    """`_supports_multimodal_inputs`, config/model.py (0.27.0): every modality of the model is limited to 0."""
+    if args.other("language_model_only"):
+        return True
+    limits = args.other("limit_mm_per_prompt", {})
+    wanted = {"image"} | ({"video"} if config.model_type.startswith("gemma4") else set())
+    wanted |= {"audio"} if config.audio else set()
+    counts = [limits.get(name) if isinstance(limits, Mapping) else None for name in wanted]
+    return all((count.get("count") if isinstance(count, Mapping) else count) == 0 for count in counts)
 
 
 def _float32_state(architecture: Architecture) -> bool:

@@ -19,6 +19,7 @@ from vllm_capacity.inputs.gpus import find_device
 from vllm_capacity.inputs.models import load_model, with_draft
 from vllm_capacity.planner import make_plan
 from vllm_capacity.releases import get_release
+from vllm_capacity.validate.dry_run.terms import beyond_tensors
 
 DATA = Path(__file__).parent / "data" / "vllm_exact"
 CASES = {
@@ -69,7 +70,7 @@ def answer(name: str) -> dict[str, Any]:
     weights = {}
     for expected in case["ranks"]:
         kind = kind_of(plan, expected["rank"])
-        rounding = sum(t.n_bytes for t in kind.terms if t.name in ("allocator_rounding", "draft_rounding"))
+        rounding = sum(map(beyond_tensors, kind.terms))
         weights[expected["rank"]] = kind.budget.totals["weights"] - rounding  # type: ignore[index]
     return {
         "runner": engine.model_runner,

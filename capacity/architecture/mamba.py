@@ -75,6 +75,7 @@ def _attention_free(
         family="mamba",
         tied=tied,
         supports_mamba_prefix_caching=True,
+        supports_pp=name != "Mamba2ForCausalLM",  # class bases of mamba.py and mamba2.py, 0.22.0 to 0.33.0
         layers=(
             LayerGroup(
                 indices=tuple(range(config.num_hidden_layers)),

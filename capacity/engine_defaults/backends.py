@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from vllm_capacity.architecture.modules import Architecture
-from vllm_capacity.attention_backends import AttentionBackend, select_backends
+from vllm_capacity.attention_backends import AttentionBackend, is_mm_prefix, select_backends
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs
+from vllm_capacity.engine_defaults.facts import refuse
 from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.releases.release import Release
@@ -46,7 +47,19 @@ def resolve_backends(
     dtype: str,
 ) -> tuple[AttentionBackend, ...]:
     """In order of first use; () for a model without attention or state-space layers."""
-    return select_backends(
+    found = select_backends(
         architecture, kv_cache_dtype, dtype, device, release, block_size=args.block_size,
         requested=requested_backend(args, config, device, release), parallel=parallel, config=config,
+        mm_prefix=is_mm_prefix(config, args, release),
     )  # fmt: skip
+    sparse = any(backend.name == "FLASHMLA_SPARSE" for backend in found)
+    if (
+        sparse
+        and parallel.dcp > 1
+        and release.has("dcp_sparse_flashmla")
+        and not kv_cache_dtype.startswith("fp8")
+    ):
+        raise refuse(
+            "DCP for FlashMLA sparse requires an fp8_ds_mla kv-cache; the bf16 sparse path is not supported under DCP."
+        )
+    return found

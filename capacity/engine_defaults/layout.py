@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_capacity.architecture.modules import Architecture
+from vllm_capacity.architecture.modules import Architecture, Attention
 from vllm_capacity.device import Device
 from vllm_capacity.engine import EngineArgs
 from vllm_capacity.engine_defaults.facts import is_moe, refuse
@@ -62,8 +62,16 @@ def check_parallel(
         raise _layout(
             "Number of experts in the model must be greater than 0 when expert parallelism is enabled."
         )
+    if parallel.dcp > 1 and not architecture.has_attention:
+        raise _layout("ZeroDivisionError: integer division or modulo by zero (the model has no KV heads)")
     if parallel.dcp > 1 and not architecture.use_mla and isinstance(heads, int):
-        _check_dcp_heads(parallel, heads, config.num_key_value_heads, release)
+        _check_dcp_heads(parallel, heads, _kv_heads(config, architecture), release)
+
+
+def _kv_heads(config: ModelConfig, architecture: Architecture) -> int:
+    """`get_total_num_kv_heads`, transformers_utils/model_arch_config_convertor.py: families name them in their own ways."""
+    mixers = (m for g in architecture.layers for m in g.mixers if isinstance(m, Attention))
+    return next((mixer.num_kv_heads for mixer in mixers), config.num_key_value_heads)
 
 
 def _check_eplb(args: EngineArgs, parallel: ParallelConfig, release: Release) -> None:

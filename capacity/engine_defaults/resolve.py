@@ -8,7 +8,7 @@ from vllm_capacity.engine import EngineArgs, EngineConfig
 from vllm_capacity.engine_defaults.backends import resolve_backends
 from vllm_capacity.engine_defaults.draft_models import draft_length
 from vllm_capacity.engine_defaults.dtypes import resolve_dtype, resolve_kv_cache_dtype, storage_dtype
-from vllm_capacity.engine_defaults.facts import is_moe, refuse, runner_type
+from vllm_capacity.engine_defaults.facts import is_moe, runner_type
 from vllm_capacity.engine_defaults.graph_support import settle_graphs
 from vllm_capacity.engine_defaults.graphs import (
     requested_graphs,
@@ -23,6 +23,8 @@ from vllm_capacity.engine_defaults.layout import (
     uses_batched_dp_moe,
 )
 from vllm_capacity.engine_defaults.lengths import derived_max_model_len, resolve_max_model_len
+from vllm_capacity.engine_defaults.lora import check_lora
+from vllm_capacity.engine_defaults.next_token import check_next_token
 from vllm_capacity.engine_defaults.runner import resolve_runner
 from vllm_capacity.engine_defaults.scheduling import (
     check_batch_sizes,
@@ -59,12 +61,13 @@ def resolve_engine(
     parallel = resolve_parallel(args)
     check_parallel(args, parallel, config, architecture, device, release)
     speculation = resolve_speculation(args, config)
+    check_next_token(speculation, config, release, stages=parallel.pp)
     tokens, seqs = resolve_batch_sizes(
         args, config, architecture, device, release, max_model_len=max_model_len, chunked_prefill=chunked,
         batched_dp_moe=uses_batched_dp_moe(args, parallel, release),
     )  # fmt: skip
     check_batch_sizes(args, tokens, seqs, max_model_len, chunked, release)
-    _check_lora(args, tokens, seqs, speculation.num_tokens)
+    check_lora(args, config, release, tokens=tokens, seqs=seqs, speculative=speculation.num_tokens)
     mamba_mode = resolve_mamba_cache_mode(
         args,
         architecture,
@@ -149,12 +152,6 @@ def _utilization(args: EngineArgs, release: Release) -> float:
             f"--gpu-memory-utilization must be above 0 and at most 1, not {args.gpu_memory_utilization}"
         )
     return args.gpu_memory_utilization
-
-
-def _check_lora(args: EngineArgs, tokens: int, seqs: int, speculative: int) -> None:
-    """`create_engine_config`, engine/arg_utils.py:2196-2204 (0.26.0)."""
-    if args.other("enable_lora") and speculative and tokens < seqs * (speculative + 1):
-        raise refuse("Consider increasing max_num_batched_tokens or decreasing num_speculative_tokens")
 
 
 def _quantization(args: EngineArgs, config: ModelConfig) -> str | None:

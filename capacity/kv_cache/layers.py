@@ -150,9 +150,10 @@ def _skipped_layers(architecture: Architecture, engine: EngineConfig) -> frozens
 
 def _backends(mixer: Mixer, cache_dtype: str, setting: Setting) -> tuple[AttentionBackend, ...]:
     engine = setting.engine
+    mm_prefix = is_mm_prefix(setting.config, engine.args, setting.release)
     return layer_backends(
         mixer, cache_dtype, engine.dtype, setting.device, setting.release, block_size=engine.block_size,
-        requested=_requested(setting), parallel=engine.parallel, mm_prefix=is_mm_prefix(setting.config),
+        requested=_requested(setting), parallel=engine.parallel, mm_prefix=mm_prefix,
         softcap=setting.architecture.logits_soft_cap, float32_state=_float32_state(setting),
     )  # fmt: skip
 

@@ -21,7 +21,8 @@ BATCH_INVARIANT_WORKSPACE = 2048 * MIB
 def flashinfer_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
     """One workspace for FlashInfer's GQA backend (per builder on runner V1), MLA decode, sparse MLA."""
     chosen = ctx.engine.attention_backends
-    ours = [name for name in chosen if name.startswith("FLASHINFER")]
+    ours = [name.removeprefix("TRITON_") for name in chosen]
+    ours = [name for name in ours if name.startswith("FLASHINFER")]
     if _made_at_import(ctx):
         yield term(
             "flashinfer_mla_workspace",
@@ -40,6 +41,8 @@ def flashinfer_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         )
     if "FLASHINFER" in ours:
         yield _attention(ctx)
+        if ctx.release.has("flashinfer_counters_at_load"):
+            yield _counters(ctx)
         if 100 <= ctx.device.sm < 110:
             yield term(
                 "flashinfer_trtllm_workspace",
@@ -87,6 +90,23 @@ def _made_at_import(ctx: RankContext) -> bool:
 def _configured(ctx: RankContext) -> int:
     value = ctx.engine.environment.get("VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE")
     return int(value) if value and value.isdecimal() else DEFAULT_WORKSPACE
+
+
+def _counters(ctx: RankContext) -> MemoryTerm:
+    """One for the process, as large as the layer with the most heads asks for."""
+    mixers = [m for group, _ in ctx.layers for m in group.mixers if isinstance(m, Attention)]
+    parallel = ctx.engine.parallel
+    return term(
+        "flashinfer_counters",
+        Component.FLASHINFER,
+        "4 * -(-max(tokens * heads, processors) // 8) * 8",
+        lifetime=Lifetime.LOAD,
+        source="v1/attention/backends/flashinfer.py: FlashInferImpl.__init__; flashinfer/utils.py:"
+        " get_trtllm_gen_multi_ctas_kv_counter_bytes",
+        tokens=ctx.engine.max_num_batched_tokens,
+        heads=max((max(1, m.num_heads // parallel.tp) for m in mixers), default=0) * parallel.dcp,
+        processors=ctx.device.num_sms,
+    )
 
 
 def _attention(ctx: RankContext) -> MemoryTerm:

@@ -13,6 +13,7 @@ from vllm_capacity.architecture.modules import (
     Experts,
     Linear,
     Module,
+    Placed,
     Placement,
     QkvLinear,
     Shard,
@@ -23,38 +24,91 @@ from vllm_capacity.errors import Reason, RefusedError
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Component, Lifetime, MemoryTerm, term
 from vllm_capacity.overheads.terms import nothing
-from vllm_capacity.units import DTYPE_BYTES
+from vllm_capacity.units import DTYPE_BYTES, round_up
 from vllm_capacity.weights.allocator import LOAD_MAX_SPLIT, CachingAllocator
+from vllm_capacity.weights.model import layout_of, method_of
 from vllm_capacity.weights.quantisation.ignored import FUSED
+from vllm_capacity.weights.sharding import shard_experts
 
 SOURCE = "lora/layers: create_lora_weights"
 
 WITH_EMBEDDINGS = frozenset(
     {
         "ApertusForCausalLM",
+        "Cohere2ForCausalLM",
         "CohereForCausalLM",
-        "ExaoneForCausalLM",
+        "CwmForCausalLM",
+        "DeciLMForCausalLM",
+        "Ernie4_5ForCausalLM",
         "Exaone4ForCausalLM",
+        "ExaoneForCausalLM",
         "FalconH1ForCausalLM",
+        "GlmForCausalLM",
         "GraniteForCausalLM",
         "GraniteMoeForCausalLM",
         "GraniteMoeHybridForCausalLM",
+        "GraniteMoeSharedForCausalLM",
+        "IQuestCoderForCausalLM",
+        "InternLM3ForCausalLM",
         "JambaForCausalLM",
         "Lfm2ForCausalLM",
         "Lfm2MoeForCausalLM",
+        "Llama4ForCausalLM",
         "LlamaForCausalLM",
         "MiniCPMForCausalLM",
-        "MistralForCausalLM",
         "MixtralForCausalLM",
         "NemotronForCausalLM",
         "NemotronHForCausalLM",
+        "Phi3ForCausalLM",
         "PhiMoEForCausalLM",
         "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM",
+        "SmolLM3ForCausalLM",
         "SolarForCausalLM",
+        "TeleChat3ForCausalLM",
     }
 )
-"""vLLM classes with a non-empty `embedding_modules` (model_executor/models, 0.26.0)."""
+"""vLLM classes with a non-empty `embedding_modules` (model_executor/models, 0.22.0 to 0.33.0), their own or a base's."""
+WITH_EMBEDDINGS_SINCE: dict[str, frozenset[str]] = {
+    "lora_embeds_olmo": frozenset({"OlmoForCausalLM", "Olmo2ForCausalLM", "Starcoder2ForCausalLM"}),
+    "lora_embeds_qwen3_5": frozenset(
+        {
+            "HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM", "Olmo3ForCausalLM", "Qwen3_5ForCausalLM",
+            "Qwen3_5MoeForCausalLM",
+        }
+    ),
+    "lora_embeds_phi": frozenset({"ArceeForCausalLM", "GPTNeoXForCausalLM", "PhiForCausalLM", "SeedOssForCausalLM"}),
+}  # fmt: skip
+"""Feature -> classes that have them from then on."""
+TEXT_CLASSES = {
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
+    "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+"""The language model's class of multimodal ones: every module of the model is asked (`get_supported_lora_modules`,
+lora/utils.py:219-240, 0.26.0).
+"""
+
+ONE_SLICE: dict[str, frozenset[str]] = {
+    "BailingMoeForCausalLM": frozenset({"query_key_value"}),
+    "ChatGLMForConditionalGeneration": frozenset({"query_key_value", "dense_h_to_4h"}),
+    "GraniteMoeHybridForCausalLM": frozenset({"in_proj", "input_linear"}),
+    "InternLM2ForCausalLM": frozenset({"wqkv"}),
+    "JambaForCausalLM": frozenset({"in_proj"}),
+    "Lfm2ForCausalLM": frozenset({"in_proj"}),
+    "Lfm2MoeForCausalLM": frozenset({"in_proj"}),
+    "Phi3ForCausalLM": frozenset({"qkv_proj", "gate_up_proj"}),
+    "Qwen3NextForCausalLM": frozenset({"in_proj_qkvz", "in_proj_ba"}),
+}
+"""Class -> fused layers that its checkpoints hold fused too: `packed_modules_mapping` names one part, so that one adapter
+serves all slices (lora/layers/column_parallel_linear.py: can_replace_layer; 0.26.0 and 0.33.0).
+"""
+FUSED_EXPERTS = frozenset(
+    {"GptOssForCausalLM", "Qwen3VLMoeForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
+)
+"""Classes with `is_3d_moe_weight` (model_executor/models, 0.26.0 and 0.33.0)."""
 
 MAX_VOCAB = 258_048
 
@@ -106,16 +160,21 @@ def lora_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         el=el,
         blocks=_allocated(ctx, sizes) - sum(sizes),
     )
+    mapped = _mapped_vocabulary(ctx)
     yield term(
         "lora_metadata",
         Component.LORA,
-        "8 * tokens * indices + 3 * 8 * sequences + 2 * 8 * tokens + 6 * block(4 * (slots + 2))",
+        "8 * tokens * indices + 3 * 8 * sequences + 2 * 8 * tokens + 6 * block(4 * (slots + 2)) + 8 * mapped"
+        " + fused * block(4 * (slots + 1))",
         lifetime=Lifetime.LOAD,
         source="lora/punica_wrapper/punica_base.py; lora/ops/triton_ops/lora_kernel_metadata.py",
-        indices=_indices(ctx),
+        note="mapped: vocabulary that a divided head's logits are put in order by" if mapped else "",
         tokens=ctx.engine.max_num_batched_tokens,
+        indices=_indices(ctx),
         sequences=ctx.engine.max_num_seqs,
         slots=slots,
+        mapped=mapped,
+        fused=_fused(ctx),
     )
 
 
@@ -150,7 +209,14 @@ def lora_tensors(ctx: RankContext) -> tuple[int, ...]:
     tokens, row, slots = ctx.engine.max_num_batched_tokens, 8 * ctx.engine.max_num_seqs, _settings(ctx)[0]
     kernels = (4 * tokens, 4 * tokens, 4 * (slots + 1), 4 * (slots + 1), 4 * (slots + 2))
     indices = (*(8 * tokens,) * 3, 8 * tokens * (_indices(ctx) - 3), row, row, row)
-    return (*indices, *kernels, *kernels, *_matrices(ctx))
+    mapped = _mapped_vocabulary(ctx)
+    more = ((8 * mapped,) if mapped else ()) + (4 * (slots + 1),) * _fused(ctx)
+    return (*indices, *kernels, *kernels, *_matrices(ctx), *more)
+
+
+def _fused(ctx: RankContext) -> int:
+    """Layers of routed experts, each with a flag for every slot (`adapter_enabled`, lora/layers/fused_moe.py)."""
+    return sum(count for group, count in ctx.layers for m in group.modules if isinstance(m, Experts))
 
 
 def _allocated(ctx: RankContext, sizes: Sequence[int]) -> int:
@@ -213,16 +279,44 @@ def _on_rank(ctx: RankContext, sharded: bool) -> list[_Elements]:
     for group, count in ctx.layers:
         targets = [module for module in group.modules if _is_target(ctx, module.name)]
         found += [t for module in targets for t in _tensors(ctx, module, sharded)] * count
-    if ctx.architecture.name in WITH_EMBEDDINGS:
-        for placed in ctx.architecture.outside:
-            module = placed.module
-            if (
-                isinstance(module, VocabEmbedding)
-                and _here(ctx, placed.placement)
-                and _is_target(ctx, module.name)
-            ):
-                found += _vocabulary(module)
+    for placed in _embeddings(ctx):
+        module = placed.module
+        assert isinstance(module, VocabEmbedding)
+        found += _vocabulary(module)
+        if placed.shares_storage_with and not _tied_late(ctx, placed):
+            # the head is the embedding's own module under a second name, wrapped a second time
+            found += [_Elements(whole=module.rows), _Elements(b=module.columns)]
     return found
+
+
+def _embeddings(ctx: RankContext) -> list[Placed]:
+    """Embedding and head on this rank where adapters may change them."""
+    name = TEXT_CLASSES.get(ctx.architecture.name, ctx.architecture.name)
+    since = (names for feature, names in WITH_EMBEDDINGS_SINCE.items() if ctx.release.has(feature))
+    if name not in WITH_EMBEDDINGS and not any(name in names for names in since):
+        return []
+    return [
+        placed
+        for placed in ctx.architecture.outside
+        if isinstance(placed.module, VocabEmbedding)
+        and _here(ctx, placed.placement)
+        and _is_target(ctx, placed.module.name)
+    ]
+
+
+def _tied_late(ctx: RankContext, placed: Placed) -> bool:
+    """A tied head that is a module of its own (`ParallelLMHead.tie_weights`)."""
+    return placed.allocated_first or ctx.release.has("heads_tied_late")
+
+
+def _mapped_vocabulary(ctx: RankContext) -> int:
+    """`sharded_to_full_mapping_gpu`: one index per padded row of a head that tp divides (lora/layers/logits_processor.py:
+    113-118, 0.26.0).
+    """
+    if ctx.engine.parallel.tp == 1:
+        return 0
+    heads = [p.module for p in _embeddings(ctx) if p.module.name.endswith("lm_head")]
+    return sum(round_up(m.rows, m.pad_to) for m in heads if isinstance(m, VocabEmbedding))
 
 
 def _is_target(ctx: RankContext, name: str) -> bool:
@@ -248,13 +342,16 @@ def _here(ctx: RankContext, placement: Placement) -> bool:
 def _tensors(ctx: RankContext, module: Module, sharded: bool) -> list[_Elements]:
     """One A and one B per slice of a fused layer."""
     tp = ctx.engine.parallel.tp
+    one = module.name.rpartition(".")[2] in ONE_SLICE.get(ctx.architecture.name, ())
     if isinstance(module, QkvLinear):
         kv = max(1, module.num_kv_heads // tp)
         q = module.num_heads // tp * module.head_size
-        return _column(module.inputs, (q, kv * module.head_size, kv * module.head_size_v), sharded)
+        slices = [q, kv * module.head_size, kv * module.head_size_v]
+        return _column(module.inputs, [sum(slices)] if one else slices, sharded)
     if isinstance(module, Linear):
         if module.shard is Shard.COLUMN:
-            return _column(module.inputs, [size // tp for size in module.outputs], sharded)
+            slices = [size // tp for size in module.outputs]
+            return _column(module.inputs, [sum(slices)] if one else slices, sharded)
         if module.shard is Shard.ROW:
             b = sum(module.outputs) // (tp if sharded else 1)
             return [_Elements(whole=module.inputs // tp), _Elements(b=b)]
@@ -270,15 +367,17 @@ def _column(inputs: int, outputs: Sequence[int], sharded: bool) -> list[_Element
 
 
 def _experts(ctx: RankContext, module: Experts, sharded: bool) -> list[_Elements]:
-    """lora/layers/fused_moe.py:173-227: per local expert; gated experts have two slices of w13."""
-    parallel = ctx.engine.parallel
-    ranks = parallel.moe_parallel_size
-    ep = parallel.expert_parallel and ranks > 1
-    local = -(-module.num_experts // ranks) if ep else module.num_experts
-    width = module.intermediate_size if ep else module.intermediate_size // ranks
-    down = module.hidden_size // (parallel.tp if sharded else 1)
-    w13 = _column(module.hidden_size, (width,) * (2 if module.gated else 1), sharded)
-    return [t.times(local) for t in (*w13, _Elements(whole=width), _Elements(b=down))]
+    """lora/layers/fused_moe.py:173-227, 497-530 (0.26.0): per local expert, in the sizes that the kernels pad to; gated
+    experts have two slices of w13, which classes of `FUSED_EXPERTS` hold as one.
+    """
+    layer = shard_experts(module, layout_of(ctx, 0))
+    hidden, width = method_of(ctx).padded_experts(layer)
+    down = hidden // (ctx.engine.parallel.tp if sharded else 1)
+    slices = (width,) * (2 if module.gated else 1)
+    if ctx.architecture.name in FUSED_EXPERTS:
+        slices = (sum(slices),)
+    w13 = _column(hidden, slices, sharded)
+    return [t.times(layer.num_experts) for t in (*w13, _Elements(whole=width), _Elements(b=down))]
 
 
 def _vocabulary(module: VocabEmbedding) -> list[_Elements]:

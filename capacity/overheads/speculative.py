@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from vllm_capacity.architecture.modules import LayerGroup, MultiHeadLatentAttention
 from vllm_capacity.context import RankContext, once
 from vllm_capacity.engine_defaults.draft_models import Draft, draft_of
 from vllm_capacity.engine_defaults.speculation import Speculation, resolve_speculation
@@ -119,33 +120,57 @@ def _share_of_target(ctx: RankContext) -> int:
     return rank_weights(ctx).n_bytes // 10
 
 
-def _mtp(ctx: RankContext) -> MemoryTerm:
-    """Each next-token layer is one more last layer with eh_proj [H, 2H] (not quantised) and three norms.
+DIVIDED_PROJECTION = frozenset({"exaone", "nemotron_h", "qwen3_5", "qwen3_next"})
+"""Families whose draft projects embedding and hidden state with a ColumnParallelLinear (qwen3_next_mtp.py:75,
+qwen3_5_mtp.py:96, nemotron_h_mtp.py:70; nn.Linear in deepseek_mtp.py:93 and glm4_moe_mtp.py:90; 0.26.0).
+"""
 
-    Embedding and head are the target's own (models/deepseek_mtp.py; v1/worker/gpu/spec_decode/eagle: shared).
+
+def _mtp(ctx: RankContext) -> MemoryTerm:
+    """Each next-token layer is one more last layer with a projection [H, 2H] (not quantised) and three norms.
+
+    Embedding and head are the target's own (models/deepseek_mtp.py; v1/worker/gpu/spec_decode/eagle: shared), the
+    embedding not on a later pipeline stage, which has none to share.
     """
     from vllm_capacity.weights.rank import rank_weights
 
     last = max(ctx.architecture.layers, key=lambda group: max(group.indices))
     count = next((ctx.config.size(key) for key in _NEXTN_KEYS if ctx.config.get(key)), 1)
+    parallel, hidden = ctx.engine.parallel, ctx.architecture.hidden_size
     alone = replace(
         ctx,
         layers=((replace(last, indices=(0,)), 1),),
         architecture=replace(ctx.architecture, outside=()),
+        pp_rank=0,
+        engine=replace(ctx.engine, parallel=replace(parallel, pp=1, layer_partition=None)),
     )
-    hidden = ctx.architecture.hidden_size
+    own_rows = round_up(ctx.architecture.vocab_size, 64) // parallel.tp if parallel.pp > 1 else 0
     return term(
         "draft_weights",
         Component.SPECULATIVE,
-        "layers * (layer_bytes + (2 * hidden * hidden + 3 * hidden) * el)",
+        "layers * (layer_bytes + (2 * hidden * rows + 3 * hidden) * el + 4 * indices * tokens) + embedding * hidden * el",
         lifetime=Lifetime.LOAD,
         source="model_executor/models/deepseek_mtp.py: DeepSeekMultiTokenPredictorLayer",
-        note="one more last layer each, eh_proj and norms; embedding and head are shared with the model",
+        note="one more last layer each, a projection and norms; embedding and head are shared with the model"
+        if parallel.pp == 1
+        else "one more last layer each, a projection and norms, an embedding; the head is shared with the model",
         layers=count,
         layer_bytes=rank_weights(alone).n_bytes,
         hidden=hidden,
+        rows=hidden // (parallel.tp if ctx.architecture.family in DIVIDED_PROJECTION else 1),
+        indices=_own_indices(last) if ctx.release.has("dsa_mtp_own_indices") else 0,
+        tokens=ctx.engine.max_num_batched_tokens,
+        embedding=own_rows,
         el=DTYPE_BYTES[ctx.engine.dtype],
     )
+
+
+def _own_indices(last: LayerGroup) -> int:
+    """Top-k indices a token that a sparse-attention draft keeps beside the target's, which its index groups refer to
+    (models/deepseek_v32/nvidia/mtp.py:81-90, 0.33.0).
+    """
+    latent = (m for m in last.mixers if isinstance(m, MultiHeadLatentAttention) and m.indexer is not None)
+    return next((mixer.indexer.top_k for mixer in latent if mixer.indexer), 0)
 
 
 def _own(ctx: RankContext, speculation: Speculation, draft: Draft) -> MemoryTerm:

@@ -214,6 +214,7 @@ def _method(ctx: RankContext, parallel: ParallelConfig) -> QuantisationMethod:
         id(block), engine.quantization, engine.dtype, parallel, ctx.release.version, ctx.device, moe_backend,
         engine.args.other("linear_backend"), engine.args.other("allow_deprecated_quantization"),
         ctx.architecture.is_multimodal, tuple(sorted(engine.environment.items())), config.name,
+        bool(engine.args.other("enable_lora")),
     )  # fmt: skip
     method = _METHODS.get(key)
     if method is None:
@@ -226,6 +227,7 @@ def _method(ctx: RankContext, parallel: ParallelConfig) -> QuantisationMethod:
             environment=engine.environment, moe_backend=moe_backend, text=config.text,
             is_multimodal=ctx.architecture.is_multimodal,
             linear_backend=str(engine.args.other("linear_backend") or "auto"),
+            lora=bool(engine.args.other("enable_lora")),
             allow_deprecated=bool(engine.args.other("allow_deprecated_quantization")),
         )  # fmt: skip
         method = _METHODS[key] = quantisation_method(engine.quantization or checkpoint_method(block), context)

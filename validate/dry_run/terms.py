@@ -16,6 +16,8 @@ from vllm_capacity.ledger import Allocator, Component, Lifetime, MemoryTerm, ter
 from vllm_capacity.validate.dry_run import exactness
 from vllm_capacity.weights.groups import role_of
 
+ROUNDING = 512
+"""kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp."""
 SEEN = "vLLM's own code, run on tensors without storage"
 UNSEEN = "from the analytical plan: not visible without a GPU"
 COMPILED = "from the analytical plan: the dry-run profiles eagerly"
@@ -54,6 +56,21 @@ def rank_terms(
 
 def is_unseen(t: MemoryTerm) -> bool:
     return t.note.startswith((UNSEEN, COMPILED))
+
+
+def beyond_tensors(t: MemoryTerm) -> int:
+    """Bytes of a planned term that PyTorch's allocator counts beyond the tensors: a dry-run's `weights_exact_bytes` has the
+    tensors alone.
+    """
+    values = dict(t.values)
+    if t.name in ("allocator_rounding", "draft_rounding"):
+        return t.n_bytes
+    if t.name == "lora_adapters":
+        return int(values.get("blocks", 0))
+    if t.name == "lora_metadata" and "slots" in values:
+        slots, fused = int(values["slots"]), int(values["fused"])
+        return 6 * ROUNDING - 2 * 4 * (3 * slots + 4) + fused * (ROUNDING - 4 * (slots + 1))
+    return 0
 
 
 def role(name: str) -> str:

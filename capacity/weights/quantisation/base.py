@@ -81,6 +81,8 @@ class QuantContext:
     is_multimodal: bool = False
     """The text model's modules carry the prefix `language_model.`."""
     linear_backend: str = "auto"
+    lora: bool = False
+    """`--enable-lora`: experts run on kernels that adapters can be added to."""
     allow_deprecated: bool = False
     """`--allow-deprecated-quantization`."""
 

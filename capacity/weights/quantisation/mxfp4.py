@@ -44,8 +44,12 @@ class Backend(StrEnum):
 
 
 def gpt_oss_backend(context: QuantContext) -> Backend:
-    """`select_mxfp4_moe_backend`: the first of TRT-LLM (sm10x), Triton (sm90) and Marlin that the GPU runs."""
+    """`select_mxfp4_moe_backend`: the first of TRT-LLM (sm10x), Triton (sm90) and Marlin that the GPU runs; with LoRA
+    the first that takes adapters.
+    """
     sm, asked = context.device.sm, context.moe_backend
+    if asked == "auto" and context.lora:
+        return Backend.MARLIN
     if asked == "auto":
         return Backend.TRTLLM if sm // 10 == 10 else Backend.TRITON if sm == 90 else Backend.MARLIN
     fits = {"marlin": True, "triton": sm == 90, "flashinfer_trtllm": sm // 10 == 10}
