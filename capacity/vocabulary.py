@@ -43,7 +43,11 @@ QUANTITIES: dict[str, Quantity] = {
     "activation_peak_warm_bytes": Quantity("activation peak, second start", "bytes", "The same with a warm compile cache."),
     "non_torch_bytes": Quantity("non-torch", "bytes", "Memory that PyTorch did not allocate, grown between vLLM's snapshots.",
                                 "non_torch_increase"),
-    "runner_buffers_bytes": Quantity("runner buffers", "bytes", "The model runner's tensors inside the accounting (0.27.0 on)."),
+    "runner_buffers_bytes": Quantity(
+        "runner buffers",
+        "bytes",
+        "The model runner's tensors inside the accounting (0.27.0 on); below 0 where more lie in segments from before it.",
+    ),
     "graph_estimate_bytes": Quantity("graph estimate", "bytes", "What vLLM estimates for CUDA graphs, as it prints it.",
                                      "cudagraph_memory_estimate"),
     "graph_applied_bytes": Quantity("graph estimate subtracted", "bytes", "What of the estimate is subtracted.",

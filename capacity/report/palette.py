@@ -63,6 +63,6 @@ def heights(rank: RankPlan) -> list[tuple[Component, int]]:
     """Device bytes by component, what single requests need left out, in stacking order."""
     sums: dict[Component, int] = {}
     for t in rank.terms:
-        if t.allocator is not Allocator.HOST and t.lifetime is not Lifetime.RUNTIME and t.n_bytes > 0:
+        if t.allocator is not Allocator.HOST and t.lifetime is not Lifetime.RUNTIME:
             sums[t.component] = sums.get(t.component, 0) + t.n_bytes
-    return [(component, sums[component]) for component in LOOKS if component in sums]
+    return [(component, sums[component]) for component in LOOKS if sums.get(component, 0) > 0]

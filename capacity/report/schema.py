@@ -99,7 +99,7 @@ class Rank(_Strict):
     activation_peak_bytes: Bytes
     activation_peak_warm_bytes: Bytes
     non_torch_bytes: Bytes
-    runner_buffers_bytes: Bytes
+    runner_buffers_bytes: int
     graph_estimate_bytes: Bytes
     graph_applied_bytes: Bytes
     graph_actual_bytes: Bytes
