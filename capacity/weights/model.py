@@ -55,7 +55,8 @@ class Section:
 
     `transient_bytes` is the largest need of one module's post-load processing; `dropped` are tensors that
     vLLM allocates in this section and frees before loading ends; `repacking` is what that processing allocates and frees
-    in one layer, `late` what comes when all layers are through with that (see `LayerTensors`).
+    in one layer, `late` what comes when all layers are through with that (see `LayerTensors`). `layer_indices` count from the
+    first layer of the stage, so that stages of equal layers are equal.
     """
 
     groups: tuple[ParameterGroup, ...]
@@ -283,7 +284,7 @@ class _Builder:
         for indices in classes.values():
             alike.setdefault(tuple(self._layer_modules(group, indices[0])), []).extend(indices)
         for modules, indices in alike.items():
-            yield self._section(modules, len(indices), tuple(sorted(indices)))
+            yield self._section(modules, len(indices), tuple(sorted([i - self.start for i in indices])))
 
     def _layer_modules(self, group: LayerGroup, index: int) -> Iterator[tuple[str, LayerTensors]]:
         prefix = f"{self.text}model.layers.{index}."

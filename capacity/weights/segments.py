@@ -113,7 +113,7 @@ def _unused(
     return sum(carved(free, after, small, max_split))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def smallest(weights: RankWeights, small: bool) -> int:
     """The least that loading asks a pool for."""
     return min((round_up(size, MIN_BLOCK) for _, size in _events(weights, 0)[small] if size), default=1 << 60)
