@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from vllm_capacity.activations.compile import compile_phase, draft_compile_phase
-from vllm_capacity.activations.drafting import drafting_phases
 from vllm_capacity.activations.encoder import encoder_phases
 from vllm_capacity.activations.layers import layer_phases
 from vllm_capacity.activations.live import Phase, Sizes, less, persistent, phase, transient
@@ -77,7 +76,10 @@ def _phases(ctx: RankContext, sizes: Sizes) -> tuple[tuple[MemoryTerm, ...], tup
     drafting = draft_compile_phase(ctx, sizes, alive)
     if drafting is not None:
         forward.append(drafting)
-    forward += drafting_phases(ctx, sizes, alive)
+    if ctx.engine.args.other("speculative_config"):
+        from vllm_capacity.activations.drafting import drafting_phases
+
+        forward += drafting_phases(ctx, sizes, alive)
     batch = _inputs(ctx, sizes) if ctx.engine.model_runner == "V1" else ()  # V2's is gone with execute_model
     forward += final_phases(ctx, sizes, (*batch, *early, *workspace, *kept, *last))
     phases += after_conversion(ctx, forward)
