@@ -23,6 +23,15 @@ def attention_buffer_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
         yield from compressed_buffer_terms(ctx, mla[0].compression)
     elif mla:
         yield from _mla(ctx, mla[0])
+        if imports_cutlass(ctx):
+            yield term(
+                "cutlass_mla_workspace",
+                Component.WORKSPACE,
+                "128 * 1048576",
+                lifetime=Lifetime.LOAD,
+                source="v1/attention/backends/mla/cutlass_mla.py: g_sm100_workspace; platforms/cuda.py: get_valid_backends",
+                note="made when vLLM imports the backend to ask whether it can be used, whichever it then chooses",
+            )
     if any(name.startswith("FLASH_ATTN") for name in ctx.engine.attention_backends):
         largest = max(ctx.engine.cudagraph_capture_sizes, default=0)
         yield term(
@@ -34,6 +43,14 @@ def attention_buffer_terms(ctx: RankContext) -> Iterator[MemoryTerm]:
             sequences=ctx.engine.max_num_seqs,
             largest=largest,
         )
+
+
+def imports_cutlass(ctx: RankContext) -> bool:
+    """Whether a rank with latent attention imports CUTLASS MLA: all of sm10x's list is, unless one is asked for (0.22.0 to
+    0.33.0).
+    """
+    asked = ctx.engine.args.attention_backend
+    return ctx.device.compute_capability[0] == 10 and (asked is None or str(asked).upper() == "CUTLASS_MLA")
 
 
 def _mla(ctx: RankContext, mixer: MultiHeadLatentAttention) -> Iterator[MemoryTerm]:
