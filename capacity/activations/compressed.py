@@ -1,8 +1,9 @@
 """DeepSeek V4's attention over compressed latents, between residual streams that every layer mixes.
 
 Nothing is projected up; no attention kernel runs in the profile. Three moments compete: the indexer with its dummy logits,
-the queries while they are padded to the kernel's heads, and the output projection. Up to 0.22 the model is compiled, with
-the attention operation as the cut; from 0.23 on it never is: Python locals keep what they name.
+the queries while they are padded to the kernel's heads, and the output projection; since 0.28 the indexer selects while
+the queries are there. Up to 0.22 the model is compiled, with the attention operation as the cut; from 0.23 on it never is:
+Python locals keep what they name.
 
 Source: models/deepseek_v4/attention.py: forward, attention_impl, _fused_qnorm_rope_kv_insert (profile branch);
 models/deepseek_v4/nvidia/model.py: DeepseekV4DecoderLayer.forward, DeepseekV4Model.forward; nvidia/ops/o_proj.py;
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from vllm_capacity.activations.live import Phase, Sizes, phase, share, transient
 from vllm_capacity.activations.quant_kind import quant_kind
@@ -157,7 +159,11 @@ def _indexer(
     It is launched before the queries exist.
     """
     assert mixer.indexer is not None
-    values = {"tokens": sizes.tokens, "heads": mixer.indexer.num_heads, "head": mixer.indexer.head_size}
+    values: dict[str, Any] = {
+        "tokens": sizes.tokens,
+        "heads": mixer.indexer.num_heads,
+        "head": mixer.indexer.head_size,
+    }
     return (
         transient(
             "indexer_queries",

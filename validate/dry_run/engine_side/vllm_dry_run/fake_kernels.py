@@ -5,6 +5,7 @@ Kernels here write into tensors that exist already; where one returns a new tens
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from .tensor_ledger import TensorLedger
@@ -204,8 +205,6 @@ def _humming(ledger: TensorLedger) -> None:
         return
     if not hasattr(humming_device, "_get_device_info_extension"):
         return
-    import collections
-
     import torch
 
     class Info:
@@ -224,7 +223,7 @@ def _humming(ledger: TensorLedger) -> None:
             self.l1_cache_size, self.l1_cache_size_kb = 256 << 10, 256
             self.l2_cache_size, self.l2_cache_size_mb = 50 << 20, 50.0
             self.memory_bandwidth_gbps = 1.0
-            self.tensorcore_tops = collections.defaultdict(lambda: 1.0)
+            self.tensorcore_tops: dict[str, float] = defaultdict(lambda: 1.0)
 
     class Extension:
         _DeviceInfo = Info
