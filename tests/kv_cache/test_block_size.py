@@ -98,6 +98,16 @@ def test_blocks_grow_to_whole_kernel_blocks(
     assert sizes == BlockSizes(block_size=block, mamba_block_size=4096, mamba_page_padded=block * 10)
 
 
+def test_cutlass_alone_had_blocks_of_128() -> None:
+    """130 tokens hold a state: three blocks of 64 or two of 128 (models/config.py, 0.19.1)."""
+    hybrid = HybridState(token_bytes=10, state_bytes=1300, chunk_size=0, use_mla=True, checkpoint_alignment=1)
+    found = [
+        align_hybrid(16, hybrid, [b], get_release("0.19.1"), mamba_mode="none", max_model_len=4096).block_size
+        for b in (FLASHMLA, AttentionBackend(name="CUTLASS_MLA"))
+    ]
+    assert found == [3 * 64, 2 * 128]
+
+
 def test_multiples_of_a_window_s_kernel_block_are_whole() -> None:
     """`_largest_kernel_block_within`, 0.30.0: 72 tokens hold four kernel blocks of 16."""
     found = window_block_size(FLASH, 4096, BlockSizes(block_size=72), get_release("0.30.0"))

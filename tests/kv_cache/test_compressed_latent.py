@@ -66,7 +66,8 @@ def test_latents_take_584_bytes_for_every_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "fp8", "fp4"), [(128, 128 + 4, 64 + 4), (256, 256 + 8, 128 + 8), (192, 192 + 4, 96 + 6)]
+    ("keys", "fp8", "fp4"),
+    [(128, 128 + 4, 64 + 4), (256, 256 + 8, 128 + 8), (192, 192 + 4, 96 + 6), (127, 127, 63 + 3)],
 )
 def test_keys_of_the_indexer_have_scales(keys: int, fp8: int, fp4: int) -> None:
     """fp8: an fp32 scale per 128 keys (attention.py:1028); fp4: a byte of scale per 32 (:1023)."""

@@ -89,7 +89,7 @@ def test_layouts_of_states_that_are_not_modelled_are_refused(flag: str) -> None:
 )  # fmt: skip
 def test_prefill_checkpoints_take_a_block(model: str, release: str, blocks: int) -> None:
     """mamba_mixer2.py: get_kv_cache_spec, 0.32.0 on; qwen_gdn_linear_attn.py, 0.33.0; no other kind of state."""
-    layers = layers_of(model, release, others={"enable_prefix_caching": True, "mamba_cache_mode": "align"})
+    layers = layers_of(model, release, enable_prefix_caching=True, others={"mamba_cache_mode": "align"})
     states = [run.spec for run in layers.runs if isinstance(run.spec, MambaSpec)]
     assert {spec.num_prefill_checkpoint_blocks for spec in states} == {blocks}
 
@@ -109,6 +109,7 @@ def test_an_indexers_cache_is_a_spec_of_its_own(
     assert isinstance(indexer, MLAAttentionSpec)
     assert isinstance(latent, MLAAttentionSpec)
     assert (indexer.cache_role, indexer.kernel_block_alignment, indexer.head_size) == (role, kernel, 128 + 4)
+    assert type(indexer.head_size) is int
     assert (latent.cache_role, latent.is_index_group_leader) == ("sparse", leader)
 
 
@@ -146,6 +147,21 @@ def test_fixed_kernel_blocks_are_kept_whole_from_0_32_0_on() -> None:
     newest = get_release("0.33.0")
     assert [_kernel_alignment(b, newest) for b in (fixed, multiples, anything)] == [64, None, None]
     assert [_kernel_alignment(b, get_release("0.31.0")) for b in (fixed, multiples, anything)] == [None] * 3
+
+
+def test_up_to_0_19_1_a_hybrid_starts_from_blocks_of_16() -> None:
+    """`HybridAttentionMambaModelConfig` (models/config.py, 0.19.1); a user's block and other models are left alone."""
+    assert layers_of("LiquidAI/LFM2-1.2B", "0.19.1").block_size == 16
+    assert layers_of("LiquidAI/LFM2-1.2B", "0.19.1", block_size=64).block_size == 64
+    assert layers_of("deepseek-ai/DeepSeek-V3.2", "0.19.1", tensor_parallel_size=8).block_size == 64
+
+
+def test_a_model_that_names_no_chunk_has_one_of_2048() -> None:
+    """`get_mamba_chunk_size` (config/model.py): in mode 'all' a block is whole chunks; 76 tokens hold a state of Jamba."""
+    layers = layers_of(
+        "ai21labs/Jamba-v0.1", "0.26.0", enable_prefix_caching=True, others={"mamba_cache_mode": "all"}
+    )
+    assert (layers.block_size, layers.mamba_block_size) == (2048, 2048)
 
 
 # -- which layers have a cache --------------------------------------------------------------------

@@ -19,6 +19,7 @@ from vllm_capacity.kv_cache.specs import (
     CrossAttentionSpec,
     EncoderOnlyAttentionSpec,
     FullAttentionSpec,
+    HiddenStateCacheSpec,
     KVCacheGroup,
     KVCacheSpec,
     KVQuantMode,
@@ -162,6 +163,50 @@ def test_pages_that_do_not_divide_are_refused_in_the_words_of_the_release(
         _grouped(specs, release)
 
 
+def test_a_padded_page_that_does_not_grow_with_its_block_is_refused() -> None:
+    """`unify_kv_cache_spec_page_size` makes the block twice as large and asserts that the page is."""
+    wide = FullAttentionSpec(block_size=64, **HEADS)
+    padded = SlidingWindowSpec(
+        block_size=16, **HEADS, sliding_window=512, page_size_padded=wide.page_size_bytes // 2
+    )
+    with pytest.raises(RefusedError, match="page size is not divisible"):
+        _grouped([wide, padded] * 4, "0.33.0")
+
+
+def test_layers_of_a_window_that_do_not_pair_up_are_refused() -> None:
+    """0.26.0: `_get_kv_cache_groups_uniform_groups` asserts that every page size has as many layers."""
+    common: dict[str, Any] = {"num_kv_heads": 1, "alignment": 576, "model_version": "deepseek_v4"}
+    narrow, wide = (
+        MLAAttentionSpec(block_size=64, head_size=size, dtype="float32", **common) for size in (64, 128)
+    )
+    small, large = (
+        SlidingWindowMLASpec(block_size=8, head_size=size, dtype="float32", sliding_window=128, **common)
+        for size in (512, 1024)
+    )
+    assert plan([narrow, wide, small, large] * 2).num_blocks > 0
+    with pytest.raises(RefusedError, match="same number of layers per page size"):
+        plan([narrow, wide, small, large, large] * 2)
+
+
+def test_hidden_states_that_fit_no_page_are_refused_up_to_0_29_0() -> None:
+    """0.26.0 asserts that a token fits (`replace(spec, page_size_padded=...)`); `_ensure_min_page_size` since 0.30.0."""
+    hidden = HiddenStateCacheSpec(block_size=16, num_kv_heads=4, head_size=8192)
+    specs: list[KVCacheSpec] = [FULL, WINDOW, FULL, WINDOW, hidden]
+    small = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=64)
+    window = SlidingWindowSpec(block_size=16, num_kv_heads=1, head_size=64, sliding_window=64)
+    assert len(_grouped(specs, "0.26.0")) == 3
+    narrow: list[KVCacheSpec] = [small, window, small, window, hidden]
+    with pytest.raises(
+        RefusedError, match="Hidden states of 65536 bytes per token do not fit a page of 4096"
+    ):
+        _grouped(narrow, "0.26.0")
+    assert [group.spec.page_size_bytes for group in _grouped(narrow, "0.30.0")] == [65536] * 3
+
+
+def test_without_layers_there_is_nothing_to_promote() -> None:
+    assert plan([], hybrid_kv_cache_manager_disabled=True).num_blocks == 1
+
+
 def test_states_are_never_of_one_type_with_attention_that_is_not_divided() -> None:
     """Only attention has `dcp_sharded`; what has not counts as not divided."""
     whole = FullAttentionSpec(block_size=64, **HEADS, dcp_sharded=False)
@@ -241,6 +286,8 @@ def test_a_pool_that_holds_one_token_of_two_groups() -> None:
     found = plan([SINGLE, window] * 2, (1 + 3) * 2 * SINGLE.page_size_bytes, max_model_len=64)
     assert (found.num_blocks, found.blocks_for(1), found.blocks_for(2)) == (4, 3, 5)
     assert found.pool_tokens == 1
+    less = plan([SINGLE, window] * 2, 3 * 2 * SINGLE.page_size_bytes, max_model_len=64)
+    assert (less.num_blocks, less.pool_tokens) == (3, 0)
 
 
 def test_sinks_take_whole_blocks() -> None:
