@@ -20,7 +20,7 @@ from cosmic_ray.plugins import get_operator
 ROOT = Path(__file__).parents[1]
 
 PLAN_TESTS = ("tests/test_plan_against_vllm.py", "tests/test_plan_against_golden.py")
-CACHE_TESTS = ("tests/kv_cache", *PLAN_TESTS, "tests/test_flags_in_plans.py", "tests/test_plan_properties.py")
+CACHE_TESTS = ("tests/kv_cache", *PLAN_TESTS, "tests/test_flags_in_plans.py")
 WEIGHT_TESTS = ("tests/weights", "tests/architecture")
 TARGETS: dict[str, tuple[str, ...]] = {
     "capacity/kv_cache": CACHE_TESTS,
