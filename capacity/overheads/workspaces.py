@@ -19,7 +19,7 @@ from vllm_capacity.units import MIB
 from vllm_capacity.weights.allocator import LOAD_MAX_SPLIT, MIN_BLOCK
 from vllm_capacity.weights.allocator_settings import allocator_settings
 from vllm_capacity.weights.imports import imported_tables
-from vllm_capacity.weights.model import method_of, rank_weights
+from vllm_capacity.weights.model import rank_weights
 from vllm_capacity.weights.segments import pinned_bytes
 
 
@@ -67,7 +67,7 @@ def _fragmentation(ctx: RankContext) -> MemoryTerm:
     if not release.has("profile_max_split_size"):
         found = measured(ctx, "allocator_fragmentation")
         low, high, note = unused, max(unused, found.high), "the profile run may add more: " + found.origin
-    elif method_of(ctx).name == "unquantised":
+    elif not any(section.uncertain for weights in models for section in weights.sections):
         low, high, note = unused, unused + 2 * MIB, "the profile run does not split blocks of 20 MiB and more"
     else:
         low, high, note = 0, unused + 64 * MIB, "repacking of quantised weights leaves segments partly used"

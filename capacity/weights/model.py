@@ -67,6 +67,8 @@ class Section:
     dropped: tuple[ParameterGroup, ...] = ()
     repacking: tuple[tuple[str, int], ...] = ()
     late: tuple[tuple[str, int], ...] = ()
+    uncertain: bool = False
+    """A module is processed in steps that were not read off the source."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -333,7 +335,7 @@ class _Builder:
         """Groups of a section; `copies[i]` equal copies of module i (1 each unless given)."""
         groups: list[ParameterGroup] = []
         built: list[ParameterGroup] = []
-        transient, same = 0, True
+        transient, same, uncertain = 0, True, False
         steps: list[tuple[str, int]] = []
         late: list[tuple[str, int]] = []
         dropped: list[ParameterGroup] = []
@@ -350,6 +352,7 @@ class _Builder:
                 same = False
                 built += [_group(name, tensor, many) for tensor in tensors.built]
             transient = max(transient, tensors.transient_bytes)
+            uncertain |= bool(tensors.transient_bytes and not tensors.repacking and not tensors.late)
             (late if tensors.late else steps).extend(
                 (_full_name(name, step), n_bytes)
                 for step, n_bytes in tensors.repacking or _replacing(tensors)
@@ -357,7 +360,7 @@ class _Builder:
         stored = tuple(groups)
         return Section(
             stored, stored if same else tuple(built), count, indices, transient, tuple(dropped), tuple(steps),
-            tuple(late),
+            tuple(late), uncertain,
         )  # fmt: skip
 
     def _tensors(self, module: Module, prefix: str) -> LayerTensors:

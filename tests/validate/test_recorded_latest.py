@@ -172,6 +172,9 @@ def test_what_loading_leaves_of_segments_is_met_to_the_byte(name: str) -> None:
     """A draft loaded after its target, weights repacked for Machete, scales swizzled for Triton kernels."""
     run = next(run for run in LATER if run.name == name)
     assert error(replayed(run), "allocator_fragmentation") == 0
+    (rank,) = refine.predict_again(run, load_calibration("none"))["ranks"]
+    (term,) = (term for term in rank["terms"] if term["name"] == "allocator_fragmentation")
+    assert term["high_bytes"] - term["low_bytes"] == 2 * MIB, "every step of repacking is known"
 
 
 def test_a_draft_with_dummy_weights_shares_the_targets_head() -> None:
