@@ -12,13 +12,14 @@ from vllm_capacity.activations.moe import moe_workspace
 from vllm_capacity.architecture.modules import MultiHeadLatentAttention
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import MemoryTerm
+from vllm_capacity.units import round_up
 
 
 def shared_workspace(ctx: RankContext, sizes: Sizes) -> tuple[MemoryTerm, ...]:
-    """The largest user on this stage: MoE layers or the sparse-attention indexer; empty without any."""
+    """The largest user on this stage: MoE layers, the sparse-attention indexer or its attention; empty without any."""
     users = [
         t
-        for t in (moe_workspace(ctx, sizes), _indexer(ctx), _gathered_keys(ctx))
+        for t in (moe_workspace(ctx, sizes), _indexer(ctx), _gathered_keys(ctx), _sparse_latents(ctx))
         if t is not None and t.n_bytes
     ]
     if not users:
@@ -98,4 +99,36 @@ def _indexer(ctx: RankContext) -> MemoryTerm | None:
         max_model_len=ctx.engine.max_model_len,
         ratio=mixer.compression.ratio if mixer.compression else 1,
         head=mixer.indexer.head_size,
+    )
+
+
+def _sparse_latents(ctx: RankContext) -> MemoryTerm | None:
+    """Sparse FlashMLA: queries of a batch and, with an fp8 cache, five times max_model_len of bf16 latents; since 0.31
+    queries and outputs as the prefill kernel pads them, too.
+
+    Source: FlashMLASparseImpl.__init__, get_prefill_workspace_size, v1/attention/backends/mla/flashmla_sparse.py (0.22.0
+    to 0.33.0): reserved while the model is loaded.
+    """
+    if "FLASHMLA_SPARSE" not in ctx.engine.attention_backends:
+        return None
+    mixers = [m for group, _ in ctx.layers for m in group.mixers if isinstance(m, MultiHeadLatentAttention)]
+    if not mixers:
+        return None
+    heads = max(1, mixers[0].num_heads // ctx.engine.parallel.tp)
+    padded = round_up(heads, 128 if ctx.device.compute_capability[0] == 10 else 64)
+    fp8 = ctx.engine.kv_cache_dtype.startswith("fp8")
+    wide = padded if not fp8 and ctx.release.has("dcp_sparse_flashmla") else heads
+    parts = fp8 and ctx.release.has("sparse_flashmla_prefill_parts")
+    return persistent(
+        "sparse_latents_workspace",
+        "2 * (tokens * (queries * (lora + rope) + padded * (2 * lora + rope) + outputs * lora) + latents * (lora + rope))",
+        "v1/attention/backends/mla/flashmla_sparse.py: FlashMLASparseImpl.__init__",
+        note="grows with --max-model-len" if fp8 else "",
+        tokens=ctx.engine.max_num_batched_tokens,
+        queries=wide,
+        padded=padded if parts else 0,
+        outputs=heads if parts else 0,
+        latents=5 * ctx.engine.max_model_len if fp8 else 0,
+        lora=mixers[0].kv_lora_rank,
+        rope=mixers[0].qk_rope_head_dim,
     )

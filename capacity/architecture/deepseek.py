@@ -86,7 +86,11 @@ def _deepseek(config: ModelConfig, release: Release, name: str) -> Architecture:
             attention = common.attention_modules(hidden, mixer)
         else:
             indexer = _indexer(config) if has_indexer else None
-            mixer = mla_mixer(config, indexer=indexer)
+            # a layer without an indexer attends to what another's chose (`is_sparse=self.is_v32`, deepseek_v2.py:1143, 0.26.0)
+            shared = (
+                config.size("index_topk") if indexer is None and config.get("index_topk") is not None else 0
+            )
+            mixer = mla_mixer(config, indexer=indexer, shared_top_k=shared)
             attention = mla_modules(hidden, mixer, release)
             if any(indexed) and release.has("sparse_flash_attention_offsets"):
                 attention += (_SPARSE_OFFSETS,)

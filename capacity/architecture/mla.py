@@ -21,7 +21,9 @@ from vllm_capacity.inputs.model_config import ModelConfig
 from vllm_capacity.releases.release import Release
 
 
-def mla_mixer(config: ModelConfig, *, indexer: Indexer | None = None) -> MultiHeadLatentAttention:
+def mla_mixer(
+    config: ModelConfig, *, indexer: Indexer | None = None, shared_top_k: int = 0
+) -> MultiHeadLatentAttention:
     """The latent attention that the config describes; `q_lora_rank` null means a plain query projection."""
     return MultiHeadLatentAttention(
         num_heads=config.num_attention_heads,
@@ -31,6 +33,7 @@ def mla_mixer(config: ModelConfig, *, indexer: Indexer | None = None) -> MultiHe
         qk_rope_head_dim=config.integer("qk_rope_head_dim"),
         v_head_dim=config.size("v_head_dim"),
         indexer=indexer,
+        shared_top_k=shared_top_k,
     )
 
 

@@ -197,6 +197,8 @@ class MultiHeadLatentAttention:
     qk_rope_head_dim: int
     v_head_dim: int
     indexer: Indexer | None = None
+    shared_top_k: int = 0
+    """Tokens that an earlier layer's indexer chose for this one too (GLM-5.2); 0: without `indexer`, it sees all."""
     compression: Compression | None = None
 
 

@@ -72,6 +72,8 @@ FEATURES: tuple[Feature, ...] = (
             "without multimodal inputs tokens of images need not see each other: more attention backends fit"),
     Feature("dcp_sparse_flashmla", "0.29.0", None, "v1/attention/backends/mla/flashmla_sparse.py: FlashMLASparseImpl",
             "sparse FlashMLA takes decode context parallelism, with an fp8 cache only"),
+    Feature("sparse_flashmla_prefill_parts", "0.31.0", None, "v1/attention/backends/mla/flashmla_sparse.py: workspace_specs",
+            "sparse FlashMLA keeps padded queries and outputs of its prefill kernel in the workspace"),
     Feature("bitsandbytes", None, "0.27.1",
             "model_executor/layers/quantization/__init__.py: QuantizationMethods",
             "quantisation method bitsandbytes exists"),
