@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -81,7 +80,7 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def _replacement(path: Path, *, keep: bool = True, lasting: bool = True) -> Iterator[IO[bytes]]:
     """A file beside `path` that takes its place, with its permissions, once it is written; else it is removed."""
-    temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(8)}")
+    temporary = path.with_name(f"{_prefix(path)}{os.urandom(8).hex()}")
     try:
         with temporary.open("xb") as file:
             yield file
