@@ -79,7 +79,15 @@ def test_a_rank_without_experts_asks_for_no_block_for_them():
     assert pinned_bytes((weights,), (), (), (), (), None) == simulated(weights, (), (), None)
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B-AWQ", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3.2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen/Qwen3-8B-AWQ",
+        "TheBloke/Llama-2-13B-chat-GPTQ",
+        "openai/gpt-oss-120b",
+        "deepseek-ai/DeepSeek-V3.2",
+    ],
+)
 def test_every_tensor_that_processing_makes_and_does_not_keep_is_freed(name: str):
     """Else a simulated load would end with more than the model's tensors."""
     weights = rank_weights(context(load_model(name)))

@@ -215,8 +215,14 @@ def _prepacking(scheme: WNA16, context: QuantContext, built: _Built) -> tuple[tu
         )
         steps += [(name, 0) for name in ("order", "shifts", *gone)]
         weight = "weight again"
-    steps += [("transposed", words), ("prepacked", words), ("transposed", 0)]
-    steps.append(("prepacked" if context.release.has("parameters_keep_their_storage") else weight, 0))
+    if scheme.layout is Layout.COMPRESSED_TENSORS:
+        # outputs come first in the checkpoint: words are as Machete reads them, scales are turned
+        steps += [("prepacked", words), (weight, 0)]
+        if built.groups > 1:
+            steps += [("scales turned", built.scale.n_bytes), (built.scale.name, 0)]
+    else:
+        steps += [("transposed", words), ("prepacked", words), ("transposed", 0)]
+        steps.append(("prepacked" if context.release.has("parameters_keep_their_storage") else weight, 0))
     if zeros is not None:
         spread = zeros.n_bytes * 32 // scheme.bits
         half = built.scale.n_bytes
