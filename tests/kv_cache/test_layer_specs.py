@@ -164,6 +164,39 @@ def test_a_model_that_names_no_chunk_has_one_of_2048() -> None:
     assert (layers.block_size, layers.mamba_block_size) == (2048, 2048)
 
 
+def test_an_unquantised_window_takes_as_many_of_its_tokens_as_fill_the_quantised_page() -> None:
+    """`_largest_kernel_block_within` (attention.py, 0.30.0): 64 tokens in fp8 are 32 in bfloat16."""
+    layers = layers_of("openai/gpt-oss-20b", "0.33.0", kv_cache_dtype="fp8", block_size=64,
+                       others={"kv_cache_dtype_skip_layers": ["sliding_window"]})  # fmt: skip
+    windows, full = (run.spec for run in layers.runs)
+    assert (windows.block_size, full.block_size) == (32, 64)
+    assert windows.page_size_bytes == full.page_size_bytes == 64 * 8 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "skip", "token"),
+    [("turboquant_k8v4", True, 99328), ("turboquant_k8v4", False, 388), ("fp8", True, 512)],
+)
+def test_a_hybrids_blocks_hold_whole_packed_and_plain_tokens(dtype: str, skip: bool, token: int) -> None:
+    """platforms/interface.py:831-841 (0.26.0): lcm of TurboQuant's slot, 256 + 128 + 4 bytes, and 1,024 plain ones, where
+    layers are left plain; one head of 256 on each of four ranks. A state has 3 x 2,048 and 8 x 128 x 128 numbers.
+    """
+    others = {"kv_cache_dtype_skip_layers": ["3"]} if skip else {}
+    layers = layers_of(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        "0.26.0",
+        kv_cache_dtype=dtype,
+        tensor_parallel_size=4,
+        others=others,
+    )
+    state = 2 * (3 * 2048 + 8 * 128 * 128)
+    block = -(-state // (16 * token)) * 16
+    if dtype.startswith("turboquant_") and skip:
+        # `_align_heterogeneous_kv_block_size` then counts a token as one byte an element, and covers the state's page
+        block = -(-block * token // (16 * 512)) * 16
+    assert layers.block_size == block
+
+
 # -- which layers have a cache --------------------------------------------------------------------
 def test_caches_are_in_the_order_of_the_layers() -> None:
     """vLLM registers a layer's cache when it builds the layer: every sixth of gemma-3 is full."""

@@ -13,7 +13,7 @@ from vllm_capacity.kv_cache.grouping import group_layers
 from vllm_capacity.kv_cache.merging import is_uniform_type
 from vllm_capacity.kv_cache.packing import approximate_gcd
 from vllm_capacity.kv_cache.planning import fill, kv_pool, minimal_kv_bytes, request_limits, tokens_per_block
-from vllm_capacity.kv_cache.pool import blocks_per_request
+from vllm_capacity.kv_cache.pool import blocks_per_request, bytes_per_block
 from vllm_capacity.kv_cache.specs import (
     CircularBufferSpec,
     CrossAttentionSpec,
@@ -23,12 +23,14 @@ from vllm_capacity.kv_cache.specs import (
     KVCacheGroup,
     KVCacheSpec,
     KVQuantMode,
+    LayerRun,
     MambaSpec,
     MLAAttentionSpec,
     RequestLimits,
     SinkFullAttentionSpec,
     SlidingWindowMLASpec,
     SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
 )
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.releases import get_release
@@ -201,6 +203,59 @@ def test_hidden_states_that_fit_no_page_are_refused_up_to_0_29_0() -> None:
     ):
         _grouped(narrow, "0.26.0")
     assert [group.spec.page_size_bytes for group in _grouped(narrow, "0.30.0")] == [65536] * 3
+
+
+def test_hidden_states_beside_one_group() -> None:
+    """Their page is the common one (kv_cache_planning.py: get_kv_cache_groups)."""
+    hidden = HiddenStateCacheSpec(block_size=16, num_kv_heads=1, head_size=2048)
+    assert [group.spec.page_size_bytes for group in _grouped([WINDOW, hidden, WINDOW], "0.33.0")] == [
+        65536
+    ] * 2
+
+
+@pytest.mark.parametrize(("release", "window"), [("0.20.2", 32768), ("0.22.0", 33792)])
+def test_a_window_kept_as_full_attention_lost_its_scales_at_first(release: str, window: int) -> None:
+    """`unify_hybrid_kv_cache_specs` rebuilt the spec without `kv_quant_mode`; bytes of 0.22.0 by its own planner."""
+    mode: dict[str, Any] = {
+        "block_size": 16,
+        **HEADS,
+        "dtype": "int8",
+        "kv_quant_mode": KVQuantMode.INT8_PER_TOKEN_HEAD,
+    }
+    specs = [FullAttentionSpec(**mode), SlidingWindowSpec(**mode, sliding_window=512)] * 4
+    found = plan(specs, release=release, hybrid_kv_cache_manager_disabled=True)
+    assert found.bytes_per_block == 4 * 33792 + 4 * window
+
+
+def test_latent_windows_alone_are_refused_where_they_belong_to_latents() -> None:
+    """`_get_kv_cache_groups_uniform_groups` of 0.26.0 puts the full latents first."""
+    windows = [
+        SlidingWindowMLASpec(
+            block_size=block, num_kv_heads=1, head_size=512, dtype="float32", sliding_window=8
+        )
+        for block in (4, 8)
+    ]
+    with pytest.raises(RefusedError, match="Some layers are not assigned to any group"):
+        _grouped([*windows, *windows], "0.26.0")
+
+
+def test_the_first_layer_says_what_is_of_its_type() -> None:
+    """`is_uniform_with_collection` of the first spec: windows take latent ones with them, not the other way round."""
+    window = SlidingWindowSpec(block_size=16, **HEADS, sliding_window=128)
+    latent = SlidingWindowMLASpec(block_size=16, num_kv_heads=1, head_size=512, sliding_window=128)
+    assert is_uniform_type([window, latent], get_release("0.33.0"))
+    assert not is_uniform_type([latent, window], get_release("0.33.0"))
+
+
+def test_slots_are_those_of_the_groups_on_the_stage() -> None:
+    """`_pool_bytes_per_block`, 0.23.0 to 0.26.0: the most layers of each page size that a group here has."""
+
+    def group(head_size: int, layers: tuple[int, ...]) -> KVCacheGroup:
+        spec = MLAAttentionSpec(block_size=64, num_kv_heads=1, head_size=head_size, dtype="uint8")
+        return KVCacheGroup(UniformTypeKVCacheSpecs(block_size=64, runs=(LayerRun(spec, layers),)), layers)
+
+    groups = (group(512, (0, 1, 2)), group(512, ()), group(512, (4, 5)), group(128, (6,)))
+    assert bytes_per_block(groups, get_release("0.25.0"), block_outermost=False) == 64 * (3 * 512 + 128)
 
 
 def test_without_layers_there_is_nothing_to_promote() -> None:
