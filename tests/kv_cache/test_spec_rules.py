@@ -231,7 +231,7 @@ def test_latent_windows_alone_are_refused_where_they_belong_to_latents() -> None
     """`_get_kv_cache_groups_uniform_groups` of 0.26.0 puts the full latents first."""
     windows = [
         SlidingWindowMLASpec(
-            block_size=block, num_kv_heads=1, head_size=512, dtype="float32", sliding_window=8
+            block_size=block, num_kv_heads=1, head_size=512, dtype="float32", sliding_window=2 * block
         )
         for block in (4, 8)
     ]
