@@ -198,7 +198,7 @@ def _draft_shapes(ctx: RankContext) -> tuple[Shapes, ...]:
     autoregressive/speculator.py (0.29.0 to 0.31.0).
     """
     draft, speculation = draft_rank(ctx), resolve_speculation(ctx.engine.args, ctx.config)
-    if draft is None or speculation.method not in ("eagle", "eagle3"):
+    if draft is None or speculation.method not in ("eagle", "eagle3", "mtp"):
         return ()
     engine, query = ctx.engine, 1 + speculation.num_tokens
     head = head_of_draft(draft, ctx)

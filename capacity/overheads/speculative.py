@@ -83,8 +83,22 @@ def draft_rank(ctx: RankContext) -> RankContext | None:
     speculation = resolve_speculation(ctx.engine.args, ctx.config)
     if speculation.method is None or speculation.method in _WITHOUT_MODEL or not ctx.is_last_stage:
         return None
+    if speculation.method == "mtp":
+        return _next_token_rank(ctx)
     draft = _draft(ctx, speculation)
     return None if draft is None else _rank_of(ctx, draft)
+
+
+def _next_token_rank(ctx: RankContext) -> RankContext:
+    """One more last layer, alone."""
+    last = max(ctx.architecture.layers, key=lambda group: max(group.indices))
+    return replace(
+        ctx,
+        layers=((replace(last, indices=(0,)), 1),),
+        architecture=replace(ctx.architecture, outside=()),
+        pp_rank=0,
+        engine=replace(ctx.engine, parallel=replace(ctx.engine.parallel, pp=1, layer_partition=None)),
+    )
 
 
 def _draft(ctx: RankContext, speculation: Speculation) -> Draft | None:
@@ -137,13 +151,6 @@ def _mtp(ctx: RankContext) -> MemoryTerm:
     last = max(ctx.architecture.layers, key=lambda group: max(group.indices))
     count = next((ctx.config.size(key) for key in _NEXTN_KEYS if ctx.config.get(key)), 1)
     parallel, hidden = ctx.engine.parallel, ctx.architecture.hidden_size
-    alone = replace(
-        ctx,
-        layers=((replace(last, indices=(0,)), 1),),
-        architecture=replace(ctx.architecture, outside=()),
-        pp_rank=0,
-        engine=replace(ctx.engine, parallel=replace(parallel, pp=1, layer_partition=None)),
-    )
     own_rows = round_up(ctx.architecture.vocab_size, 64) // parallel.tp if parallel.pp > 1 else 0
     return term(
         "draft_weights",
@@ -155,7 +162,7 @@ def _mtp(ctx: RankContext) -> MemoryTerm:
         if parallel.pp == 1
         else "one more last layer each, a projection and norms, an embedding; the head is shared with the model",
         layers=count,
-        layer_bytes=rank_weights(alone).n_bytes,
+        layer_bytes=rank_weights(_next_token_rank(ctx)).n_bytes,
         hidden=hidden,
         rows=hidden // (parallel.tp if ctx.architecture.family in DIVIDED_PROJECTION else 1),
         indices=_own_indices(last) if ctx.release.has("dsa_mtp_own_indices") else 0,

@@ -44,3 +44,18 @@ def test_a_draft_model_of_its_own_runs_beside_the_targets_output_alone() -> None
     (mlp,) = [p for p in rank.activation.phases if p.name.startswith("draft ") and "MLP" in p.name]
     assert "target_hidden_states" in {term.name for term in mlp.terms}
     assert not {"auxiliary_hidden_states", "combined_hidden_states"} & {term.name for term in mlp.terms}
+
+
+def test_a_next_token_layer_runs_beside_the_targets_output() -> None:
+    """`vllm-capacity dry-run` of GLM-4.5-Air, four layers, --enforce-eager: 1,979,715,584 bytes; the plan gives the draft's
+    attention the same tensors as the target's, one of keys (16 MiB) more.
+    """
+    found = plan(
+        load_model("zai-org/GLM-4.5-Air", hf_overrides={"num_hidden_layers": 4}), gpu="H200", vllm_version="0.33.0",
+        suggestions=False, load_format="dummy", max_model_len=32768, max_num_batched_tokens=8192, max_num_seqs=16,
+        enforce_eager=True, speculative_config={"method": "mtp", "num_speculative_tokens": 1},
+    )  # fmt: skip
+    assert isinstance(found, Plan)
+    (rank,) = found.ranks
+    assert rank.activation.winner.name == "draft attention"
+    assert rank.activation.n_bytes - 1_979_715_584 == 16 * 2**20 - 1024
