@@ -13,6 +13,7 @@ from vllm_capacity.inputs.gpus import find_device
 from vllm_capacity.inputs.models import load_model
 from vllm_capacity.parallel import ParallelConfig
 from vllm_capacity.units import round_up
+from vllm_capacity.weights.model import layout_of, method_of
 from vllm_capacity.weights.rank import parameter_total, rank_weights, whole_weights
 
 RANKS = list(exact_ranks())
@@ -223,3 +224,20 @@ def test_a_94_layer_model_takes_well_under_a_third_of_a_millisecond() -> None:
         rank_weights(ctx)
         times.append(time.perf_counter() - start)
     assert min(times) < 0.0003
+
+
+def test_a_method_knows_what_was_asked_of_kernels_and_which_model_it_serves() -> None:
+    """`VllmConfig.kernel_config.linear_backend` and `ParallelConfig.all2all_backend` by default, and as given; the type is the
+    text model's (`hf_text_config.model_type`) where there is one.
+    """
+    plain = context(model(LLAMA))
+    asked = context(
+        model(LLAMA),
+        args=EngineArgs(others={"linear_backend": "marlin", "all2all_backend": "deepep_low_latency"}),
+    )
+    assert [method_of(ctx).context.linear_backend for ctx in (plain, asked)] == ["auto", "marlin"]
+    assert [layout_of(ctx, 0).all2all_backend for ctx in (plain, asked)] == [
+        "allgather_reducescatter", "deepep_low_latency",
+    ]  # fmt: skip
+    seeing = context(load_model("google/gemma-3-4b-it", offline=True))
+    assert [method_of(ctx).context.model_type for ctx in (plain, seeing)] == ["llama", "gemma3_text"]
