@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_capacity.activations.live import Phase, Sizes, phase, share, transient
-from vllm_capacity.activations.quant_kind import quant_kind
+from vllm_capacity.activations.quant_kind import quantises_activations
 from vllm_capacity.architecture.modules import Compression, MultiHeadLatentAttention
 from vllm_capacity.context import RankContext
 from vllm_capacity.ledger import MemoryTerm
@@ -215,7 +215,7 @@ def _queries(
     ctx: RankContext, sizes: Sizes, mixer: MultiHeadLatentAttention, heads: int, padded: int
 ) -> MemoryTerm:
     """The queries, and their padded copy; without one, what they are projected from."""
-    quantised = quant_kind(ctx).quantises_activations
+    quantised = quantises_activations(ctx)
     return transient(
         "queries",
         "tokens * heads * head * el + max(tokens * copied * head * el, tokens * q_lora + 4 * tokens * groups)",
@@ -237,7 +237,7 @@ def _output_projection(
     """Output with its rope undone, in fp8 with scales; the groups' low-rank product; then the projection's output beside
     its quantised input, or beside the sum over the ranks.
     """
-    quantised = quant_kind(ctx).quantises_activations
+    quantised = quantises_activations(ctx)
     rank = share(ctx.config.size("o_groups"), sizes.tp) * ctx.config.size("o_lora_rank")
     return transient(
         "output_projection",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from vllm_capacity.activations.compressed import compressed_phases
 from vllm_capacity.activations.live import Phase, Sizes, kv_share, phase, share, transient
-from vllm_capacity.activations.quant_kind import QuantKind, quant_kind
+from vllm_capacity.activations.quant_kind import QuantKind, quant_kind, quantises_activations
 from vllm_capacity.architecture.modules import (
     Attention,
     DenseMLP,
@@ -183,7 +183,7 @@ def _mlp(
                 el=sizes.el,
             )
         )
-    if quant_kind(ctx).quantises_activations:
+    if quantises_activations(ctx):
         terms.append(_quantised_inputs(ctx, sizes, width))
     return phase("MLP", terms, warm_bytes=sum([t.n_bytes for t in terms]) + warm)
 

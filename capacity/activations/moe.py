@@ -14,6 +14,7 @@ from vllm_capacity.context import RankContext, once
 from vllm_capacity.frozen import dataclass
 from vllm_capacity.ledger import Component, MemoryTerm
 from vllm_capacity.units import cdiv, round_up
+from vllm_capacity.weights.model import rank_weights
 
 
 class ExpertsKernel(StrEnum):
@@ -37,25 +38,28 @@ def experts_kernel(ctx: RankContext, *, quantised: bool = True) -> ExpertsKernel
     forced = ctx.engine.args.other("moe_backend")
     if forced in _FORCED:
         return _FORCED[forced]
+    if quantised and _on_humming(ctx):
+        return ExpertsKernel.HUMMING
     kind, sm = (quant_kind(ctx) if quantised else QuantKind.NONE), ctx.device.sm
     blackwell = 100 <= sm < 110
     parallel = ctx.engine.parallel
     if quantised and _fp4_experts_of_deepseek_v4(ctx) and not sm >= 120:
-        if sm == 90 and ctx.release.has("humming_before_marlin"):
-            return ExpertsKernel.HUMMING
         return ExpertsKernel.FLASHINFER_TRTLLM if blackwell else ExpertsKernel.MARLIN
     if kind is QuantKind.WNA16:
         return ExpertsKernel.MARLIN
     if kind is QuantKind.MXFP4:
         if blackwell:
             return ExpertsKernel.FLASHINFER_TRTLLM
-        return ExpertsKernel.OAI_TRITON if 90 <= sm < 100 else ExpertsKernel.MARLIN
+        triton = 90 <= sm < 100 and ctx.engine.quantization != "compressed-tensors"
+        return ExpertsKernel.OAI_TRITON if triton else ExpertsKernel.MARLIN
     if kind is QuantKind.NVFP4:
         if blackwell:
             return ExpertsKernel.FLASHINFER_TRTLLM
         return ExpertsKernel.FLASHINFER_CUTLASS if sm >= 120 else ExpertsKernel.MARLIN
     if blackwell:
         return ExpertsKernel.FLASHINFER_TRTLLM
+    if kind is QuantKind.MXFP8:
+        return ExpertsKernel.MARLIN
     if kind is QuantKind.FP8_BLOCK:
         ep = parallel.expert_parallel and parallel.moe_parallel_size > 1
         return ExpertsKernel.FLASHINFER_CUTLASS if ep and sm == 90 else ExpertsKernel.TRITON
@@ -68,6 +72,11 @@ def experts_kernel(ctx: RankContext, *, quantised: bool = True) -> ExpertsKernel
             )
         return ExpertsKernel.TRITON if sm >= 89 else ExpertsKernel.MARLIN
     return ExpertsKernel.TRITON
+
+
+def _on_humming(ctx: RankContext) -> bool:
+    """The experts' weights say so: those kernels alone have locks."""
+    return any(group.name.endswith("experts.locks") for group in rank_weights(ctx).groups)
 
 
 def _fp4_experts_of_deepseek_v4(ctx: RankContext) -> bool:
@@ -184,6 +193,7 @@ def _humming_workspace(ctx: RankContext, sizes: Sizes, layer: _Layer) -> MemoryT
     fused_moe/experts/fused_humming_moe.py; `MoEPermuteScratch`, fused_moe/moe_permute_unpermute.py (without CUB's
     workspace); 8-bit inputs: `_humming_input_schema`, fused_moe/oracle/mxfp4.py.
     """
+    eight_bit = _fp4_experts_of_deepseek_v4(ctx) and ctx.release.has("deepseek_v4_fp8_expert_inputs")
     return persistent(
         "moe_workspace",
         "round_up(max(tokens * top_k * width * input_el, inputs * hidden * input_el, tokens * hidden * el), 256)"
@@ -199,7 +209,7 @@ def _humming_workspace(ctx: RankContext, sizes: Sizes, layer: _Layer) -> MemoryT
         inputs=layer.tokens * (layer.moe.top_k if layer.grouped else 1),
         grouped=int(layer.grouped),
         hidden=layer.moe.hidden_size,
-        input_el=1 if ctx.release.has("deepseek_v4_fp8_expert_inputs") else sizes.el,
+        input_el=1 if eight_bit else sizes.el,
         el=sizes.el,
     )
 

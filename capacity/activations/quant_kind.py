@@ -21,12 +21,8 @@ class QuantKind(StrEnum):
     INT8 = "int8"
     WNA16 = "wna16"
     MXFP4 = "mxfp4"
+    MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"
-
-    @property
-    def quantises_activations(self) -> bool:
-        """True where the linear kernels read 8-bit or smaller activations."""
-        return self in (QuantKind.FP8, QuantKind.FP8_BLOCK, QuantKind.INT8, QuantKind.NVFP4)
 
 
 _KINDS: Mapping[str, QuantKind] = {
@@ -37,8 +33,8 @@ _KINDS: Mapping[str, QuantKind] = {
     "fp8_per_tensor": QuantKind.FP8,
     "fp8_per_channel": QuantKind.FP8,
     "fbgemm_fp8": QuantKind.FP8,
-    "mxfp8": QuantKind.FP8,
-    "modelopt_mxfp8": QuantKind.FP8,
+    "mxfp8": QuantKind.MXFP8,
+    "modelopt_mxfp8": QuantKind.MXFP8,
     "modelopt_fp4": QuantKind.NVFP4,
     "nvfp4": QuantKind.NVFP4,
     "nvfp4_per_token": QuantKind.NVFP4,
@@ -46,7 +42,17 @@ _KINDS: Mapping[str, QuantKind] = {
     "experts_int8": QuantKind.WNA16,
     "bitsandbytes": QuantKind.WNA16,
 }
-"""Methods whose name says it all. MXFP8 counts as FP8: 8-bit activations with a scale per 32 values."""
+"""Methods whose name says it all."""
+
+
+def quantises_activations(ctx: RankContext) -> bool:
+    """True where the linear kernels read 8-bit or smaller activations. GPUs before Blackwell run NVFP4 and MXFP8 on Marlin or
+    Humming, with 16-bit ones (`_POSSIBLE_NVFP4_KERNELS` and `_POSSIBLE_MXFP8_KERNELS`, kernels/linear/__init__.py).
+    """
+    kind = quant_kind(ctx)
+    if kind in (QuantKind.NVFP4, QuantKind.MXFP8):
+        return ctx.device.sm >= 100
+    return kind in (QuantKind.FP8, QuantKind.FP8_BLOCK, QuantKind.INT8)
 
 
 def quant_kind(ctx: RankContext) -> QuantKind:
@@ -89,6 +95,8 @@ def _modelopt(block: Mapping[str, Any]) -> QuantKind:
         algorithm = next(iter(experts or algorithms), "")
     if "NVFP4" in algorithm:
         return QuantKind.WNA16 if algorithm.startswith("W4A16") else QuantKind.NVFP4
+    if algorithm == "MXFP8":
+        return QuantKind.MXFP8
     return QuantKind.FP8_BLOCK if algorithm == "FP8_PB_WO" else QuantKind.FP8
 
 
@@ -124,6 +132,8 @@ def _compressed_tensors(block: Mapping[str, Any]) -> QuantKind:
         return QuantKind.WNA16
     if kind == "float" and bits == 4:
         return QuantKind.NVFP4
+    if kind == "float" and weights.get("group_size") == 32:
+        return QuantKind.MXFP8
     if kind == "float":
         return QuantKind.FP8_BLOCK if weights.get("strategy") == "block" else QuantKind.FP8
     return QuantKind.INT8

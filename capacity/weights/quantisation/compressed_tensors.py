@@ -338,6 +338,12 @@ class _GroupScheme(Scheme):
 
     def _wna16(self) -> WNA16:
         w = self.group.weights
+        if w.actorder in ("group", "dynamic") and self.context.release.has("act_order_refused"):
+            raise RefusedError(
+                Reason.UNSUPPORTED_BY_RELEASE,
+                f"Compressed-tensors group/dynamic activation ordering (actorder={w.actorder!r}) is no longer supported. Use a"
+                " checkpoint with static/weight activation ordering or without activation ordering.",
+            )
         return WNA16(
             w.bits, -1 if w.group is None else w.group, Layout.COMPRESSED_TENSORS, not w.symmetric,
             w.actorder in ("group", "dynamic"),

@@ -238,7 +238,7 @@ def _marlin(
         Stored("w2_weight", (count, padded // TILE, hidden * 4), "int32", logical2),
         Stored(f"w13_{scheme.suffix}", (count, groups13, slices * padded), context.dtype, scale=True),
         Stored(f"w2_{scheme.suffix}", (count, groups2, hidden), context.dtype, scale=True),
-        workspace(context.device, MOE_BLOCKS_PER_SM),
+        *workspace(context, MOE_BLOCKS_PER_SM),
     )
 
 

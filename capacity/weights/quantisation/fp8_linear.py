@@ -214,7 +214,7 @@ def _marlin(
         Stored("weight", packed(k, n, 8), "int32", rows * inputs),
         Stored(scale_name, (groups, n), kind, scale=True),
         *marlin_bias(layer.bias, rows, n, kind),
-        workspace(context.device),
+        *workspace(context),
     )
     if online:
         kept = tuple(tensor for tensor in built if tensor.name == "bias")

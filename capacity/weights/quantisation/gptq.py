@@ -101,6 +101,12 @@ class Gptq(QuantisationMethod):
                 f"Unsupported quantization config: bits={bits}, sym={symmetric} (vLLM"
                 f" {self.context.release.version}; the last release with ExLlama kernels for it was 0.21.0)",
             )
+        if act_order and group != -1 and self.context.release.has("act_order_refused"):
+            raise RefusedError(
+                Reason.UNSUPPORTED_BY_RELEASE,
+                "GPTQ group activation ordering (desc_act=True) is no longer supported. Use a checkpoint with static"
+                " activation ordering or desc_act=False.",
+            )
         key = WNA16(bits, group, Layout.GPTQ, False, act_order and group != -1)
         found = self._schemes.get(key)
         if found is None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from math import lcm
 
-from vllm_capacity.device import Device
 from vllm_capacity.releases.release import Release
 from vllm_capacity.units import round_up
-from vllm_capacity.weights.quantisation.base import Stored
+from vllm_capacity.weights.quantisation.base import QuantContext, Stored
 
 TILE = 16
 LINEAR_BLOCKS_PER_SM = 1
@@ -43,9 +42,13 @@ def moe_width(width: int, group: int = -1) -> int:
     return round_up(width, lcm(64, max(group, 1)))
 
 
-def workspace(device: Device, blocks_per_sm: int = LINEAR_BLOCKS_PER_SM) -> Stored:
-    """One int32 lock per thread block; a plain attribute, no parameter."""
-    return Stored("workspace", (device.num_sms * blocks_per_sm,), "int32", buffer=True)
+def workspace(context: QuantContext, blocks_per_sm: int = LINEAR_BLOCKS_PER_SM) -> tuple[Stored, ...]:
+    """One int32 lock per thread block; a plain attribute, no parameter. Since 0.31.0 the first product makes one for all
+    layers (`get_marlin_workspace`).
+    """
+    if context.release.has("marlin_shared_workspace"):
+        return ()
+    return (Stored("workspace", (context.device.num_sms * blocks_per_sm,), "int32", buffer=True),)
 
 
 def packed(inputs: int, rows: int, bits: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.units import round_up
 from vllm_capacity.weights.quantisation.base import LayerTensors, QuantContext, Stored, bias_of
+from vllm_capacity.weights.quantisation.humming import humming_bias, humming_matrix, locks, prefers_humming
 from vllm_capacity.weights.quantisation.marlin import (
     MOE_BLOCKS_PER_SM,
     TILE,
@@ -51,6 +52,13 @@ def mx_linear(layer: LocalLinear, context: QuantContext, bits: int, *, online: b
         return LayerTensors(
             stored, bias if online else built, original + weight.n_bytes * online + 2 * scales.n_bytes
         )
+    if prefers_humming(context) and context.linear_backend in ("auto", "humming"):
+        tensors = humming_matrix("", rows, inputs, bits, GROUP, "uint8", logical)
+        # MXFP4 beside 8-bit inputs: one factor apart from the scales (`process_fused_e8m0_scale`)
+        factor = (Stored("weight_scale_2", (1,), "float32", scale=True),) if bits == 4 else ()
+        kept = (*tensors, *factor, *humming_bias(layer, kind), locks(context))
+        repacking = 2 * tensors[0].n_bytes + 3 * tensors[1].n_bytes
+        return LayerTensors(kept, bias if online else built, original + weight.n_bytes * online + repacking)
     padded = linear_nk(context.release, rows, inputs, GROUP)
     if padded is None:
         raise InputError(
@@ -62,7 +70,7 @@ def mx_linear(layer: LocalLinear, context: QuantContext, bits: int, *, online: b
         Stored("weight", packed(k, n, bits), "int32", logical),
         Stored("weight_scale", (k // GROUP, n), "uint8", scale=True),
         *marlin_bias(layer.bias, rows, n, kind),
-        workspace(context.device),
+        *workspace(context),
     )
     return LayerTensors(
         stored, bias if online else built, original + weight.n_bytes * online + 2 * n * k * bits // 8
@@ -98,13 +106,21 @@ def mxfp8_experts(layer: LocalExperts, context: QuantContext, *, online: bool = 
         if online:
             return LayerTensors(built, (), 3 * (built[0].n_bytes + built[1].n_bytes) + shuffle)
         return LayerTensors(built, transient_bytes=shuffle)
+    if prefers_humming(context) and context.moe_backend == "auto" and not context.lora:
+        matrices = (
+            *humming_matrix("w13_", rows, hidden, 8, GROUP, "uint8", logical13, experts=(count,)),
+            *humming_matrix("w2_", hidden, width, 8, GROUP, "uint8", logical2, experts=(count,)),
+        )
+        repacked = 2 * matrices[0].n_bytes + 3 * matrices[1].n_bytes
+        original = 3 * (built[0].n_bytes + built[1].n_bytes) if online else 0
+        return LayerTensors((*matrices, locks(context)), () if online else built, original + repacked)
     wide = moe_width(width, GROUP) if context.release.has("marlin_moe_padding") else width
     stored = (
         Stored("w13_weight", (count, hidden // TILE, slices * wide * 4), "int32", logical13),
         Stored("w2_weight", (count, wide // TILE, hidden * 4), "int32", logical2),
         Stored("w13_weight_scale", (count, hidden // GROUP, slices * wide), "uint8", scale=True),
         Stored("w2_weight_scale", (count, wide // GROUP, hidden), "uint8", scale=True),
-        workspace(context.device, MOE_BLOCKS_PER_SM),
+        *workspace(context, MOE_BLOCKS_PER_SM),
     )
     weights = stored[0].n_bytes + stored[1].n_bytes
     if online:

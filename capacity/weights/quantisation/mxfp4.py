@@ -21,7 +21,7 @@ from vllm_capacity.weights.quantisation.base import (
     Stored,
     plain_linear,
 )
-from vllm_capacity.weights.quantisation.humming import PADDED_INPUTS, PADDED_ROWS
+from vllm_capacity.weights.quantisation.humming import PADDED_INPUTS, PADDED_ROWS, locks, prefers_humming
 from vllm_capacity.weights.quantisation.marlin import MOE_BLOCKS_PER_SM, TILE, workspace
 from vllm_capacity.weights.sharding import LocalExperts, LocalLinear
 
@@ -67,11 +67,7 @@ def deepseek_v4_backend(context: QuantContext) -> Backend:
             f"{context.model}: mxfp4 with --moe-backend {context.moe_backend} is not modelled; auto is"
         )
     family = context.device.sm // 10
-    if (
-        context.moe_backend == "auto"
-        and context.device.sm == 90
-        and context.release.has("humming_before_marlin")
-    ):
+    if context.moe_backend == "auto" and prefers_humming(context):
         return Backend.HUMMING
     if context.moe_backend == "marlin" or family not in (10, 12):
         return Backend.MARLIN
@@ -172,7 +168,7 @@ def _humming(w13: _Matrix, w2: _Matrix, context: QuantContext) -> list[Stored]:
             Stored(f"{matrix.name}_weight_scale_2", (matrix.count,), "float32", scale=True)
             for matrix in (w13, w2)
         ]
-    return [*tensors, Stored("locks", (8 * context.device.num_sms,), "int32", buffer=True)]
+    return [*tensors, locks(context)]
 
 
 def _trtllm_extras(count: int, shuffled: tuple[Stored, ...]) -> list[Stored]:
@@ -236,7 +232,7 @@ def mxfp4_experts(layer: LocalExperts, context: QuantContext) -> LayerTensors:
             f"Marlin's MXFP4 experts need sizes that fit its thread tiles; hidden size {hidden} and intermediate size"
             f" {width} per rank do not",
         )
-    stored = (*w13.marlin(), *w2.marlin(), workspace(context.device, MOE_BLOCKS_PER_SM))
+    stored = (*w13.marlin(), *w2.marlin(), *workspace(context, MOE_BLOCKS_PER_SM))
     return LayerTensors(stored, built, stored[0].n_bytes + stored[2].n_bytes + 8 * stored[1].n_bytes)
 
 

@@ -1,6 +1,7 @@
 """NVFP4 layers (ModelOpt, compressed-tensors) after loading: 4-bit floats with one fp8 scale per 16 inputs.
 
-Blackwell swizzles the scales and pads; older GPUs and weight-only checkpoints repack for Marlin. Sources
+Blackwell swizzles the scales and pads; older GPUs and weight-only checkpoints repack for Marlin, Hopper since 0.32.0 for
+Humming. Sources
 (0.26.0): `_POSSIBLE_NVFP4_KERNELS`, kernels/linear/__init__.py; `swizzle_blockscale` and
 `pad_nvfp4_weight_for_cutlass`, quantization/utils/nvfp4_utils.py; `prepare_fp4_layer_for_marlin` and
 `prepare_nvfp4_moe_layer_for_marlin`, utils/marlin_utils_fp4.py; `prepare_nvfp4_moe_layer_for_fi_or_cutlass`,
@@ -14,6 +15,7 @@ from enum import StrEnum
 from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.units import round_up
 from vllm_capacity.weights.quantisation.base import LayerTensors, QuantContext, Stored, bias_of
+from vllm_capacity.weights.quantisation.humming import humming_bias, humming_matrix, locks, prefers_humming
 from vllm_capacity.weights.quantisation.marlin import (
     MOE_BLOCKS_PER_SM,
     TILE,
@@ -65,6 +67,10 @@ def nvfp4_linear(
     if not weight_only:
         scalars += [_scalar("input_global_scale"), _scalar("input_global_scale_inv"), _scalar("alpha")]
     bias = bias_of(layer, kind)
+    if prefers_humming(context) and context.linear_backend in ("auto", "humming"):
+        tensors = humming_matrix("", rows, inputs, 4, GROUP, FP8, logical)
+        kept = (*tensors, _vector("weight_scale_2", 1), *humming_bias(layer, kind), locks(context))
+        return LayerTensors(kept, (*built, *bias), 2 * tensors[0].n_bytes + 3 * tensors[1].n_bytes)
     if weight_only or context.device.sm < 100:
         padded = linear_nk(context.release, rows, inputs, GROUP)
         if padded is None:
@@ -76,7 +82,7 @@ def nvfp4_linear(
         stored = (
             Stored("weight", packed(k, n, 4), "int32", logical),
             Stored("weight_scale", (k // GROUP, n), FP8, scale=True),
-            *scalars, *marlin_bias(layer.bias, rows, n, kind), workspace(context.device),
+            *scalars, *marlin_bias(layer.bias, rows, n, kind), *workspace(context),
         )  # fmt: skip
         # transposed words and repacked ones, then scales in 16 bits and several copies of them
         return LayerTensors(stored, (*built, *bias), n * k * 5 // 4)
@@ -96,6 +102,7 @@ def _swizzled(rows: int, groups: int) -> tuple[int, int]:
 
 
 class Backend(StrEnum):
+    HUMMING = "humming"
     MARLIN = "marlin"
     TRTLLM = "flashinfer_trtllm"
     SWIZZLED = "swizzled"
@@ -112,6 +119,8 @@ def nvfp4_moe_backend(context: QuantContext, *, weight_only: bool) -> Backend:
         if asked not in named:
             raise InputError(f"{context.model}: NVFP4 experts with --moe-backend {asked} are not modelled")
         return named[asked]
+    if prefers_humming(context) and not context.lora:
+        return Backend.HUMMING
     if weight_only or context.device.sm < 100:
         return Backend.MARLIN
     return Backend.TRTLLM if context.device.sm // 10 == 10 else Backend.SWIZZLED
@@ -124,13 +133,14 @@ def nvfp4_experts(
     count, hidden, width = layer.num_experts, layer.hidden_size, layer.intermediate_size
     rows = layer.slices * width
     backend = nvfp4_moe_backend(context, weight_only=weight_only)
-    global_scales = (
-        layer.total_experts if backend is not Backend.MARLIN and origin is Origin.MODELOPT else count
-    )
+    reads_16_bits = backend in (Backend.MARLIN, Backend.HUMMING)
+    global_scales = layer.total_experts if not reads_16_bits and origin is Origin.MODELOPT else count
     built = _built_experts(layer, origin, global_scales)
     logical13, logical2 = count * rows * hidden, count * hidden * width
     kept = _kept_scalars(layer, origin, backend, weight_only=weight_only)
     tensors: tuple[Stored, ...]
+    if backend is Backend.HUMMING:
+        return _humming_experts(layer, context, built)
     if backend is Backend.MARLIN:
         wide = width
         if context.release.has("marlin_tile_padding"):
@@ -140,7 +150,7 @@ def nvfp4_experts(
             Stored("w2_weight", (count, wide // TILE, hidden * 2), "int32", logical2),
             Stored("w13_weight_scale", (count, hidden // GROUP, layer.slices * wide), FP8, scale=True),
             Stored("w2_weight_scale", (count, wide // GROUP, hidden), FP8, scale=True),
-            workspace(context.device, MOE_BLOCKS_PER_SM),
+            *workspace(context, MOE_BLOCKS_PER_SM),
         )
     elif backend is Backend.TRTLLM:
         wide, deep = round_up(width, 64 if layer.gated else 128), round_up(hidden, 256)
@@ -160,6 +170,19 @@ def nvfp4_experts(
         # w13 with its halves exchanged, then every new tensor
         transient = weights + tensors[0].n_bytes + tensors[2].n_bytes + tensors[3].n_bytes
     return LayerTensors((*tensors, *kept), built, transient)
+
+
+def _humming_experts(layer: LocalExperts, context: QuantContext, built: tuple[Stored, ...]) -> LayerTensors:
+    """Nothing of the checkpoint's own tensors stays; one scale for all shards of an expert, which they share."""
+    count, hidden, width = layer.num_experts, layer.hidden_size, layer.intermediate_size
+    rows = layer.slices * width
+    tensors: list[Stored] = []
+    for name, n, k in (("w13", rows, hidden), ("w2", hidden, width)):
+        tensors += humming_matrix(f"{name}_", n, k, 4, GROUP, FP8, count * n * k, experts=(count,))
+        tensors.append(_vector(f"{name}_weight_scale_2", count))
+    # padded copies, beside them the repacked words and the scales, which are transposed and permuted
+    transient = 2 * tensors[0].n_bytes + 3 * tensors[1].n_bytes
+    return LayerTensors((*tensors, locks(context)), built, transient)
 
 
 def _built_experts(layer: LocalExperts, origin: Origin, global_scales: int) -> tuple[Stored, ...]:

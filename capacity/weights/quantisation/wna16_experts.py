@@ -1,5 +1,7 @@
 """Weight-only int4 and int8 experts (compressed-tensors, GPTQ, AWQ, AutoRound, moe_wna16) after loading.
 
+Since 0.32.0 Hopper takes Humming before Marlin (`select_wna16_moe_backend`, fused_moe/oracle/int_wna16.py).
+
 Sources (0.26.0): `CompressedTensorsWNA16MarlinMoEMethod`, `AutoGPTQMoEMethod`, `AutoAWQMoEMethod`,
 `MoeWNA16Method` (create_weights); `_process_weights_marlin` and `_process_awq_weights_marlin`,
 fused_moe/oracle/int_wna16.py; `check_moe_marlin_supports_layer`, quantization/utils/marlin_utils.py.
@@ -11,6 +13,7 @@ from dataclasses import replace
 
 from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.weights.quantisation.base import LayerTensors, QuantContext, Stored
+from vllm_capacity.weights.quantisation.humming import humming_matrix, locks, prefers_humming
 from vllm_capacity.weights.quantisation.marlin import (
     GROUP_SIZES,
     MOE_BLOCKS_PER_SM,
@@ -41,6 +44,8 @@ def wna16_experts(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> 
     if scheme.bits not in (4, 8):
         raise InputError(f"{context.model}: {scheme.bits}-bit experts are not modelled")
     ct = scheme.layout is Layout.COMPRESSED_TENSORS
+    if _humming_takes(scheme, context) and (ct or marlin_takes(layer, scheme, context)):
+        return _humming(layer, scheme, context)
     if not marlin_takes(layer, scheme, context):
         if ct:
             if scheme.g_idx:
@@ -69,6 +74,54 @@ def wna16_experts(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> 
     if ct and _flashinfer_mxint4(scheme, context):
         return _flashinfer(layer, scheme, context)
     return _marlin(layer, scheme, context)
+
+
+def _humming_takes(scheme: WNA16, context: QuantContext) -> bool:
+    """`HummingExpertsBase._supports_quant_scheme`: with zero points compressed-tensors has a key of its own, which is on
+    the list in groups of 32 alone. Experts that adapters are added to are not Humming's.
+    """
+    listed = not scheme.zero_points or scheme.layout is not Layout.COMPRESSED_TENSORS or scheme.group == 32
+    auto = context.moe_backend == "auto" and not context.lora
+    return prefers_humming(context) and auto and listed and (scheme.bits == 4 or not scheme.zero_points)
+
+
+def _humming(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> LayerTensors:
+    """Nothing of the checkpoint's own tensors stays. Raises RefusedError for compressed-tensors without groups."""
+    if scheme.layout is Layout.COMPRESSED_TENSORS and scheme.group < 0:
+        raise RefusedError(
+            Reason.UNSUPPORTED_BY_RELEASE,
+            "channel-wise int4 and int8 experts stop vLLM on Hopper: AssertionError (CompressedTensorsWNA16MoEMethod:"
+            ' assert weight_quant.strategy == "group")',
+        )
+    count, hidden, width = layer.num_experts, layer.hidden_size, layer.intermediate_size
+    built = (
+        *_pair(layer, scheme, context, width, _groups2(layer, scheme, context)),
+        *_shapes(layer, scheme, context),
+    )
+    rows = _slices(layer, scheme) * width
+    zeros = scheme.zero_points and scheme.layout is not Layout.GPTQ
+    stored = [
+        tensor
+        for prefix, n, k, logical in (
+            ("w13_", rows, hidden, count * layer.slices * width * hidden),
+            ("w2_", hidden, width, count * hidden * width),
+        )
+        for tensor in humming_matrix(
+            prefix,
+            n,
+            k,
+            scheme.bits,
+            scheme.group,
+            context.dtype,
+            logical,
+            experts=(count,),
+            zero_points=zeros,
+        )
+    ]
+    # every value of the larger matrix in an int32 of its own: compared with zero (`convert_symmetric_integer_weight`), or
+    # transposed (AWQWeightSchema)
+    transient = (8 if scheme.layout is Layout.AWQ else 5) * count * rows * hidden
+    return LayerTensors((*stored, locks(context)), built, transient)
 
 
 def _flashinfer_mxint4(scheme: WNA16, context: QuantContext) -> bool:
@@ -136,8 +189,8 @@ def _groups2(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> int:
     return width // scheme.group
 
 
-def _index(layer: LocalExperts, scheme: WNA16) -> tuple[Stored, ...]:
-    if scheme.layout is Layout.AWQ:
+def _index(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> tuple[Stored, ...]:
+    if scheme.layout is Layout.AWQ or context.release.has("act_order_refused"):
         return ()
     count, g_idx = layer.num_experts, _names(scheme.layout)[3]
     shapes = {"w13": (count, layer.hidden_size), "w2": (count, layer.intermediate_size)}
@@ -159,11 +212,11 @@ def _shapes(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> tuple[
 
 def _marlin(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> LayerTensors:
     width, groups2 = layer.intermediate_size, _groups2(layer, scheme, context)
-    index = _index(layer, scheme)
-    space = workspace(context.device, MOE_BLOCKS_PER_SM)
+    index = _index(layer, scheme, context)
+    space = workspace(context, MOE_BLOCKS_PER_SM)
     loaded = _pair(layer, scheme, context, width, groups2)
     shapes = _shapes(layer, scheme, context)
-    early = (space,) if scheme.layout is not Layout.COMPRESSED_TENSORS else ()
+    early = space if scheme.layout is not Layout.COMPRESSED_TENSORS else ()
     built = (*loaded, *index, *shapes, *early)
     wide = width
     if not scheme.g_idx and context.release.has("marlin_moe_padding"):
@@ -173,7 +226,7 @@ def _marlin(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> LayerT
     if scheme.layout is Layout.GPTQ:
         kept = (*kept[:4], *loaded[4:])
     kept = (*_repacked(kept[:2], scheme), *kept[2:])
-    stored = (*kept, *(index if scheme.g_idx else ()), *shapes, space)
+    stored = (*kept, *(index if scheme.g_idx else ()), *shapes, *space)
     new = kept if scheme.layout is not Layout.GPTQ else kept[:4]
     zeros = sum(tensor.n_bytes for tensor in new[4:])
     return LayerTensors(stored, built, sum(tensor.n_bytes for tensor in new) + zeros)
@@ -193,7 +246,7 @@ def _repacked(weights: tuple[Stored, ...], scheme: WNA16) -> tuple[Stored, ...]:
 def _flashinfer(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> LayerTensors:
     """MXINT4 for TRT-LLM: shuffled at the same size; the index tensors are never freed."""
     loaded = _pair(layer, scheme, context, layer.intermediate_size, _groups2(layer, scheme, context))
-    tensors = (*loaded, *_index(layer, scheme), *_shapes(layer, scheme, context))
+    tensors = (*loaded, *_index(layer, scheme, context), *_shapes(layer, scheme, context))
     return LayerTensors(tensors, transient_bytes=sum(tensor.n_bytes for tensor in loaded[:4]))
 
 

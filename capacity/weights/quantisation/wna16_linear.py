@@ -1,6 +1,7 @@
 """Weight-only int4 and int8 linear layers (AWQ, GPTQ, compressed-tensors, AutoRound) after loading.
 
-Hopper takes Machete where it can, Ampere AllSpark for channel-wise int8, everything else Marlin. Sources
+Hopper takes Machete where it can and Humming else (Marlin before 0.32.0), Ampere AllSpark for channel-wise int8, everything
+else Marlin. Sources
 (0.26.0): `_POSSIBLE_KERNELS` and `choose_mp_linear_kernel`, kernels/linear/__init__.py; kernels/linear/
 mixed_precision/machete.py, allspark.py, marlin.py; `create_weights` of `AutoGPTQLinearMethod`,
 `AutoAWQMarlinLinearMethod`, `CompressedTensorsWNA16` and `_convert_awq_to_standard_format`.
@@ -14,6 +15,7 @@ from enum import StrEnum
 from vllm_capacity.errors import InputError, Reason, RefusedError
 from vllm_capacity.units import cdiv, round_up
 from vllm_capacity.weights.quantisation.base import LayerTensors, QuantContext, Stored, bias_of
+from vllm_capacity.weights.quantisation.humming import humming_bias, humming_matrix, locks, prefers_humming
 from vllm_capacity.weights.quantisation.marlin import (
     GROUP_SIZES,
     linear_nk,
@@ -46,6 +48,7 @@ class WNA16:
 class Kernel(StrEnum):
     MACHETE = "MacheteLinearKernel"
     ALLSPARK = "AllSparkLinearKernel"
+    HUMMING = "HummingLinearKernel"
     MARLIN = "MarlinLinearKernel"
 
 
@@ -77,6 +80,8 @@ def choose_kernel(layer: LocalLinear, scheme: WNA16, context: QuantContext) -> K
                 and inputs % 16 == 0
                 and rows % 16 == 0
             )
+        elif kernel is Kernel.HUMMING:
+            fits = prefers_humming(context)
         else:
             fits = sm >= 75 and _marlin_fits(layer, scheme, context)
         if fits:
@@ -87,7 +92,9 @@ def choose_kernel(layer: LocalLinear, scheme: WNA16, context: QuantContext) -> K
     )
 
 
-_BACKEND = {Kernel.MACHETE: "machete", Kernel.ALLSPARK: "allspark", Kernel.MARLIN: "marlin"}
+_BACKEND = {
+    Kernel.MACHETE: "machete", Kernel.ALLSPARK: "allspark", Kernel.HUMMING: "humming", Kernel.MARLIN: "marlin",
+}  # fmt: skip
 
 
 def _marlin_fits(layer: LocalLinear, scheme: WNA16, context: QuantContext) -> bool:
@@ -109,6 +116,8 @@ def wna16_linear(layer: LocalLinear, scheme: WNA16, context: QuantContext) -> La
         return _machete(layer, scheme, context, built)
     if kernel is Kernel.ALLSPARK:
         return _allspark(layer, scheme, context, built)
+    if kernel is Kernel.HUMMING:
+        return _humming(layer, scheme, context, built)
     return _marlin(layer, scheme, context, built)
 
 
@@ -166,7 +175,8 @@ def _built(layer: LocalLinear, scheme: WNA16, context: QuantContext) -> _Built:
         Stored("qweight", (inputs // pack, rows) if gptq else (inputs, rows // pack), "int32", logical),
         Stored("scales", (groups, rows), kind, scale=True),
         Stored("qzeros", (groups, rows // pack), "int32", scale=True),
-        Stored("g_idx", (inputs,), "int32", scale=True) if gptq else None,
+        Stored("g_idx", (inputs,), "int32", scale=True)
+        if gptq and not context.release.has("act_order_refused") else None,
         None, bias, groups,
     )  # fmt: skip
 
@@ -245,6 +255,23 @@ def _reordered(name: str, words: int, values_per_word: int) -> list[tuple[str, i
     ]  # fmt: skip
 
 
+def _humming(layer: LocalLinear, scheme: WNA16, context: QuantContext, built: _Built) -> LayerTensors:
+    """`HummingLinearKernel`: its own tensors and the bias, padded, with as many zeros beside it."""
+    rows, inputs, kind = layer.rows, layer.inputs, layer.dtype or context.dtype
+    tensors = humming_matrix(
+        "",
+        rows,
+        inputs,
+        scheme.bits,
+        scheme.group,
+        kind,
+        built.weight.logical,
+        zero_points=scheme.zero_points,
+    )
+    transient = max(5 * rows * inputs, _awq_conversion(layer, scheme))
+    return LayerTensors((*tensors, *humming_bias(layer, kind), locks(context)), built.all, transient)
+
+
 def _allspark(layer: LocalLinear, scheme: WNA16, context: QuantContext, built: _Built) -> LayerTensors:
     """`allspark_repack_weight`: bytes [outputs padded to 32, inputs]; zero points and g_idx stay."""
     rows = round_up(layer.rows, 32)
@@ -274,7 +301,7 @@ def _marlin(layer: LocalLinear, scheme: WNA16, context: QuantContext, built: _Bu
         stored.append(Stored("g_idx_sort_indices", (inputs,), "int32", scale=True))
     if built.shape is not None:
         stored.append(built.shape)
-    stored += [*marlin_bias(layer.bias, rows, n, kind), workspace(context.device)]
+    stored += [*marlin_bias(layer.bias, rows, n, kind), *workspace(context)]
     transient = max(2 * stored[0].n_bytes, _awq_conversion(layer, scheme))
     return LayerTensors(tuple(stored), built.all, transient)
 

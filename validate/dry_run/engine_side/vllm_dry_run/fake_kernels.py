@@ -229,3 +229,25 @@ def _humming(ledger: TensorLedger) -> None:
         _DeviceInfo = Info
 
     humming_device._extension = Extension
+    _equal_scales(ledger)
+
+
+def _equal_scales(ledger: TensorLedger) -> None:
+    """A layer's NVFP4 shards have one global scale in the checkpoints that there are; whether they do is asked of values
+    (humming/schema/base.py: _may_process_global_scale).
+    """
+    import torch
+    from humming.schema import BaseWeightSchema
+
+    process = BaseWeightSchema._may_process_global_scale
+
+    def process_equal(self: Any, scale: Any, *args: Any, **kwargs: Any) -> Any:
+        nvfp4 = "nvfp4" in f"{getattr(self, 'format', '')} {getattr(self, 'quant_algo', '')}".lower()
+        if not nvfp4 or kwargs.get("force_repeat"):
+            return process(self, scale, *args, **kwargs)
+        ledger.imitated["humming: equal global scales"] += 1
+        experts = kwargs.get("num_experts") or 1
+        result: torch.Tensor = scale.view(experts, -1)[:, 0]
+        return result
+
+    BaseWeightSchema._may_process_global_scale = process_equal

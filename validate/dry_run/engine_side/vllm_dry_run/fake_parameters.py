@@ -29,6 +29,7 @@ def install() -> None:
         return made
 
     torch.nn.Parameter.__new__ = new
+    _copies(new)
     _nothing_to_swap()
     _scales_with_values()
 
@@ -38,6 +39,23 @@ def _both(cls: Any) -> Any:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return type(cls.__name__, (cls, FakeTensor), {})
+
+
+def _copies(new: Any) -> None:
+    """Since 0.33.0 a kernel transforms a shallow copy of a parameter, which is made as a subclass of its data
+    (kernels/linear/mixed_precision/MPLinearKernel.py: _shallow_copy).
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    make = torch.Tensor._make_subclass
+
+    def make_subclass(cls: Any, data: Any, require_grad: bool = False, **more: Any) -> Any:
+        if isinstance(data, FakeTensor) and issubclass(cls, torch.nn.Parameter):
+            return new(cls, data.detach(), require_grad)
+        return make(cls, data, require_grad, **more)
+
+    torch.Tensor._make_subclass = make_subclass
 
 
 def _nothing_to_swap() -> None:
