@@ -10,7 +10,7 @@ from built import BUILT, config_of
 from vllm_capacity.architecture.modules import Architecture
 from vllm_capacity.architecture.registry import build_architecture
 from vllm_capacity.releases import get_release
-from vllm_capacity.weights.model import parameter_total
+from vllm_capacity.weights.totals import parameter_total
 
 PUBLISHED = {
     entry["model"]: entry["parameters"]
