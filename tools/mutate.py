@@ -149,6 +149,9 @@ class Server:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         sys.setprofile(None)
+        if session.testsfailed:
+            Path("failed").write_text("tests cannot be collected")
+            os._exit(3)
         functions: dict[Place, list[FunctionType]] = defaultdict(list)
         caches: list[_lru_cache_wrapper[object]] = []
         for thing in gc.get_objects():
@@ -350,8 +353,8 @@ def write_page(everything: Sequence[Mutant], results: Results) -> None:
     lines = [
         "# Mutation testing", "",
         "Written by `python tools/mutate.py --page`. One operator, number, condition or loop at a time is changed in the code",
-        "that decides bytes and tokens, and the fast tests of that code are run: a change that no test notices is a hole in the",
-        "tests, or changes nothing. Annotations, decorators and texts of errors are left alone.", "",
+        "that decides bytes and tokens, and the fast tests that call it are run: a change that no test notices is a hole in the",
+        "tests, or changes nothing. Annotations, decorators, texts of errors and `strict=` of `zip` are left alone.", "",
         f"{len(everything):,} changes are possible; {drawn}:",
         "",
         "| part | possible | tested | noticed | not noticed |", "|---|---|---|---|---|",
