@@ -21,7 +21,11 @@ ROOT = Path(__file__).parents[1]
 
 PLAN_TESTS = ("tests/test_plan_against_vllm.py", "tests/test_plan_against_golden.py")
 CACHE_TESTS = ("tests/kv_cache", *PLAN_TESTS, "tests/test_flags_in_plans.py")
-WEIGHT_TESTS = ("tests/weights", "tests/architecture/test_built_by_vllm.py", "tests/architecture/test_parameter_totals.py")
+WEIGHT_TESTS = (
+    "tests/weights",
+    "tests/architecture/test_built_by_vllm.py",
+    "tests/architecture/test_parameter_totals.py",
+)
 TARGETS: dict[str, tuple[str, ...]] = {
     "capacity/kv_cache": CACHE_TESTS,
     "capacity/budget.py": ("tests/test_budget.py", *PLAN_TESTS),
