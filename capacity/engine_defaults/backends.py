@@ -52,6 +52,8 @@ def resolve_backends(
         requested=requested_backend(args, config, device, release), parallel=parallel, config=config,
         mm_prefix=is_mm_prefix(config, args, release),
     )  # fmt: skip
+    for backend in found:
+        _check_triton_cache(backend.name, kv_cache_dtype, device, release)
     sparse = any(backend.name == "FLASHMLA_SPARSE" for backend in found)
     if (
         sparse
@@ -63,3 +65,30 @@ def resolve_backends(
             "DCP for FlashMLA sparse requires an fp8_ds_mla kv-cache; the bf16 sparse path is not supported under DCP."
         )
     return found
+
+
+def _check_triton_cache(name: str, kv_cache_dtype: str, device: Device, release: Release) -> None:
+    """Raises RefusedError where the Triton backend that was selected has no such cache on the GPU.
+
+    TritonAttentionImpl.__init__ (v1/attention/backends/triton_attn.py:517-539, 0.26.0), TritonMLAImpl.__init__
+    (mla/triton_mla.py:183-207). Selection does not look at this, so vLLM refuses rather than take another backend.
+    """
+    latent = name == "TRITON_MLA"
+    if device.vendor != "nvidia" or not (latent or name.startswith("TRITON_ATTN")):
+        return
+    if not release.has("triton_mla_kv_by_gpu" if latent else "triton_kv_by_gpu"):
+        return
+    capability = ".".join(str(part) for part in device.compute_capability)
+    where = f"on {device.name} (compute capability {capability})"
+    if kv_cache_dtype.startswith("fp8") and device.sm < 89:
+        backend = "Triton MLA" if latent else "Triton attention"
+        raise refuse(
+            f"FP8 KV cache is not supported by the {backend} backend {where}; native FP8 (fp8e4nv) requires SM89+. "
+            f"Re-run with --kv-cache-dtype {'float16' if device.sm < 80 else 'bfloat16'}.",
+        )
+    if kv_cache_dtype == "bfloat16" and device.sm < 80:
+        by = " by the Triton MLA backend" if latent else ""
+        raise refuse(
+            f"bfloat16 KV cache is not supported{by} {where}; bfloat16 requires SM80+. "
+            "Re-run with --kv-cache-dtype float16.",
+        )

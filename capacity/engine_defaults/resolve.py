@@ -25,9 +25,11 @@ from vllm_capacity.engine_defaults.layout import (
 from vllm_capacity.engine_defaults.lengths import derived_max_model_len, resolve_max_model_len
 from vllm_capacity.engine_defaults.lora import check_lora
 from vllm_capacity.engine_defaults.next_token import check_next_token
+from vllm_capacity.engine_defaults.quantization import resolve_quantization
 from vllm_capacity.engine_defaults.runner import resolve_runner
 from vllm_capacity.engine_defaults.scheduling import (
     check_batch_sizes,
+    check_mamba_block_size,
     hybrid_manager_disabled,
     max_in_flight_tokens,
     resolve_async_scheduling,
@@ -53,6 +55,7 @@ def resolve_engine(
     """
     pooling = runner_type(args, architecture) == "pooling"
     dtype = resolve_dtype(args, config, architecture, device, release)
+    quantization = resolve_quantization(args, config)
     max_model_len = resolve_max_model_len(args, config, release, pooling=pooling)
     chunked = resolve_chunked_prefill(args, architecture, pooling=pooling)
     prefix_caching = resolve_prefix_caching(args, architecture, release, pooling=pooling)
@@ -76,6 +79,7 @@ def resolve_engine(
         chunked_prefill=chunked,
         speculation=speculation,
     )
+    check_mamba_block_size(args, prefix_caching=prefix_caching, max_model_len=max_model_len)
     runner = resolve_runner(
         args, config, architecture, device, release, pooling=pooling, speculation=speculation,
         mamba_cache_mode=mamba_mode, compilation_mode=requested_mode(args), graphs=requested_graphs(args),
@@ -136,7 +140,7 @@ def resolve_engine(
             tokens, parallel.pp, async_scheduling=async_scheduling, runs_on_v2=v2, release=release
         ),
         mamba_cache_mode=mamba_mode,
-        quantization=_quantization(args, config),
+        quantization=quantization,
         num_speculative_tokens=speculation.num_tokens,
         args=args,
         notes=_notes(args, config, max_model_len),
@@ -152,14 +156,6 @@ def _utilization(args: EngineArgs, release: Release) -> float:
             f"--gpu-memory-utilization must be above 0 and at most 1, not {args.gpu_memory_utilization}"
         )
     return args.gpu_memory_utilization
-
-
-def _quantization(args: EngineArgs, config: ModelConfig) -> str | None:
-    """The method asked for, else the checkpoint's own `quant_method`."""
-    if args.quantization is not None:
-        return args.quantization.lower()
-    method = (config.quantization or {}).get("quant_method")
-    return str(method).lower().replace("compressed_tensors", "compressed-tensors") if method else None
 
 
 def _notes(args: EngineArgs, config: ModelConfig, max_model_len: int) -> tuple[str, ...]:

@@ -207,6 +207,12 @@ def resolve_mamba_cache_mode(
     return mode
 
 
+def check_mamba_block_size(args: EngineArgs, *, prefix_caching: bool, max_model_len: int) -> None:
+    """`VllmConfig.validate_mamba_block_size`, config/vllm.py:2292-2304 (0.26.0; 0.20.0 to 0.33.0 alike)."""
+    if args.other("mamba_block_size") not in (None, max_model_len) and not prefix_caching:
+        raise refuse("--mamba-block-size can only be set with --enable-prefix-caching")
+
+
 # -- async scheduling and what is in flight ------------------------------------------------------------------
 
 

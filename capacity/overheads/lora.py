@@ -105,6 +105,10 @@ ONE_SLICE: dict[str, frozenset[str]] = {
 """Class -> fused layers that its checkpoints hold fused too: `packed_modules_mapping` names one part, so that one adapter
 serves all slices (lora/layers/column_parallel_linear.py: can_replace_layer; 0.26.0 and 0.33.0).
 """
+FEWEST_OF_ONE_ADAPTER = 3
+"""From as many slices on, one adapter that serves all is held once per slice: MergedColumnParallelLinearVariableSliceWithLoRA
+(lora/layers/column_parallel_linear.py:674-716, 0.26.0; since before 0.20.0).
+"""
 FUSED_EXPERTS = frozenset(
     {"GptOssForCausalLM", "Qwen3VLMoeForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
 )
@@ -350,8 +354,11 @@ def _tensors(ctx: RankContext, module: Module, sharded: bool) -> list[_Elements]
         return _column(module.inputs, [sum(slices)] if one else slices, sharded)
     if isinstance(module, Linear):
         if module.shard is Shard.COLUMN:
-            slices = [size // tp for size in module.outputs]
-            return _column(module.inputs, [sum(slices)] if one else slices, sharded)
+            slices = _column_slices(module, tp)
+            whole = (one and len(slices) < FEWEST_OF_ONE_ADAPTER) or bool(
+                module.num_groups and module.num_groups % tp
+            )
+            return _column(module.inputs, [sum(slices)] if whole else slices, sharded)
         if module.shard is Shard.ROW:
             b = sum(module.outputs) // (tp if sharded else 1)
             return [_Elements(whole=module.inputs // tp), _Elements(b=b)]
@@ -359,6 +366,19 @@ def _tensors(ctx: RankContext, module: Module, sharded: bool) -> list[_Elements]
     if isinstance(module, Experts):
         return _experts(ctx, module, sharded)
     return []
+
+
+def _column_slices(module: Linear, tp: int) -> list[int]:
+    """Outputs per rank; groups that ranks cannot share are repeated (`extra_groups_for_head_shards`), and the layer then has
+    one output (mamba/mamba_mixer2.py:314-359, 0.26.0).
+    """
+    repeated = module.num_groups is not None and module.num_groups > 0 and module.num_groups % tp != 0
+    return [
+        size // module.num_groups
+        if repeated and module.num_groups and place in module.grouped
+        else size // tp
+        for place, size in enumerate(module.outputs)
+    ]
 
 
 def _column(inputs: int, outputs: Sequence[int], sharded: bool) -> list[_Elements]:

@@ -166,7 +166,21 @@ BACKEND_FEATURES: tuple[Feature, ...] = (
         "v1/attention/backend.py: AttentionBackend.supports_sliding_window",
         "backends say whether they serve sliding windows; TurboQuant does not",
     ),
+    Feature(
+        "triton_kv_by_gpu",
+        "0.24.0",
+        None,
+        "v1/attention/backends/triton_attn.py: TritonAttentionImpl.__init__",
+        "TRITON_ATTN refuses an fp8 cache below SM89 and a bfloat16 cache below SM80",
+    ),
     # -- order and latent attention
+    Feature(
+        "triton_mla_kv_by_gpu",
+        "0.26.0",
+        None,
+        "v1/attention/backends/mla/triton_mla.py: TritonMLAImpl.__init__",
+        "TRITON_MLA refuses an fp8 cache below SM89 and a bfloat16 cache below SM80",
+    ),
     Feature("sm120_mla_order", "0.24.0", None, _ORDER, "SM120 has an order of its own for latent attention"),
     Feature(
         "flashinfer_mla_sparse_sm90",

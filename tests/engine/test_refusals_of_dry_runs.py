@@ -34,6 +34,16 @@ def made(model: str, **flags: Any) -> Plan | RefusedPlan:
          "tensor parallel size 8 must be greater than total num kv heads 8"),
         ("zai-org/GLM-5.3-FP8", "0.33.0", {"tensor_parallel_size": 8, "decode_context_parallel_size": 2},
          "DCP for FlashMLA sparse requires an fp8_ds_mla kv-cache"),
+        ("nvidia/Kimi-K2.5-NVFP4", "0.26.0", {"gpu": "A100-80GB", "tensor_parallel_size": 8},
+         "FP8 KV cache is not supported by the Triton MLA backend"),
+        ("openai/gpt-oss-20b", "0.26.0", {"gpu": "A100-80GB", "kv_cache_dtype": "fp8"},
+         "FP8 KV cache is not supported by the Triton attention backend"),
+        ("Qwen/Qwen3-0.6B", "0.26.0", {"gpu": "T4", "kv_cache_dtype": "fp8"}, "Re-run with --kv-cache-dtype float16."),
+        ("ai21labs/Jamba-v0.1", "0.26.0", {"tensor_parallel_size": 4, "mamba_block_size": 1024},
+         "--mamba-block-size can only be set with --enable-prefix-caching"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "0.26.0", {"quantization": "fp8"}, "model config (awq) does not match"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "0.33.0", {"quantization": "gptq"}, "argument (gptq)"),
+        ("openai/gpt-oss-20b", "0.33.0", {"quantization": "fp8"}, "model config (mxfp4) does not match"),
     ],
 )  # fmt: skip
 def test_refused_with_vllms_sentence(model: str, version: str, flags: dict[str, Any], sentence: str) -> None:
@@ -49,10 +59,26 @@ def test_refused_with_vllms_sentence(model: str, version: str, flags: dict[str, 
         ("deepseek-ai/DeepSeek-R1", "0.33.0",
          {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "speculative_config": MTP}),
         ("zai-org/GLM-4.6", "0.26.0", {"tensor_parallel_size": 8, "speculative_config": MTP}),
+        ("openai/gpt-oss-20b", "0.26.0", {"gpu": "L40S", "kv_cache_dtype": "fp8"}),
+        ("meta-llama/Llama-3.1-8B-Instruct", "0.26.0", {"gpu": "A100-80GB", "kv_cache_dtype": "fp8"}),
+        ("deepseek-ai/DeepSeek-V2-Lite", "0.25.0", {"gpu": "A100-80GB", "kv_cache_dtype": "fp8"}),
     ],
 )  # fmt: skip
 def test_not_refused(model: str, version: str, flags: dict[str, Any]) -> None:
     assert isinstance(made(model, vllm_version=version, **flags), Plan)
+
+
+@pytest.mark.parametrize("asked", ["fp8", "awq", "mxfp8"])
+def test_modelopt_checkpoints_keep_their_method_whatever_is_asked_for(asked: str) -> None:
+    model, flags = (
+        "nvidia/Kimi-K2.5-NVFP4",
+        {"gpu": "B200", "vllm_version": "0.26.0", "tensor_parallel_size": 8},
+    )
+    found, own = made(model, quantization=asked, **flags), made(model, **flags)
+    assert isinstance(found, Plan)
+    assert isinstance(own, Plan)
+    assert found.engine.quantization == own.engine.quantization
+    assert found.parameters == own.parameters
 
 
 def backends(model: str, **flags: Any) -> set[str]:
