@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from vllm_capacity.activations.compressed import compressed_phases
 from vllm_capacity.activations.live import Phase, Sizes, kv_share, phase, share, transient
-from vllm_capacity.activations.quant_kind import QuantKind, quant_kind, quantises_activations
+from vllm_capacity.activations.quant_kind import QuantKind, quant_kind, quantises_activations, static_inputs
 from vllm_capacity.architecture.modules import (
     Attention,
     DenseMLP,
@@ -27,6 +27,7 @@ from vllm_capacity.architecture.modules import (
 from vllm_capacity.calibration import l2_cache
 from vllm_capacity.context import RankContext, once
 from vllm_capacity.ledger import MemoryTerm
+from vllm_capacity.units import cdiv
 
 PIECE = "compilation/codegen.py (inputs of a piece live until it returns) and the layer's forward"
 EAGER = "the layer's and the MLP's forward: Python locals keep their tensors"
@@ -183,7 +184,10 @@ def _mlp(
                 el=sizes.el,
             )
         )
-    if quantises_activations(ctx):
+    down = None if ctx.engine.compiled else _quantised_input(ctx, sizes, width)
+    if down is not None:
+        terms.append(down)
+    elif quantises_activations(ctx):
         terms.append(_quantised_inputs(ctx, sizes, width))
     return phase("MLP", terms, warm_bytes=sum([t.n_bytes for t in terms]) + warm)
 
@@ -242,6 +246,7 @@ def _attention(ctx: RankContext, sizes: Sizes, mixer: Attention, kept: tuple[Mem
     last = max((output, *flush_at_first_run(ctx)), key=lambda t: t.n_bytes)
     terms = (
         *kept,
+        *(() if compiled else _projected_output(ctx, sizes, out)),
         transient(
             "attention",
             "tokens * (held + hidden + qkv + roped) * el",
@@ -260,6 +265,41 @@ def _attention(ctx: RankContext, sizes: Sizes, mixer: Attention, kept: tuple[Mem
     )
     warm = sum([t.n_bytes for t in terms]) - last.n_bytes + output.n_bytes
     return phase("attention", terms, warm_bytes=warm)
+
+
+def _projected_output(ctx: RankContext, sizes: Sizes, width: int) -> Iterator[MemoryTerm]:
+    """Eager: beside its product, the output projection's quantised input, or the sum over the ranks after it."""
+    quantised = _quantised_input(ctx, sizes, width)
+    reduced = sizes.tokens * sizes.hidden * sizes.el if sizes.tp > 1 else 0
+    if quantised is not None and quantised.n_bytes >= reduced:
+        yield quantised
+    elif reduced:
+        yield transient(
+            "attention_reduced",
+            "tokens * hidden * el",
+            "distributed/parallel_state.py: _all_reduce_out_place",
+            tokens=sizes.tokens,
+            hidden=sizes.hidden,
+            el=sizes.el,
+        )
+
+
+def _quantised_input(ctx: RankContext, sizes: Sizes, width: int) -> MemoryTerm | None:
+    """An input of `width` values in 8 bits: with a scale per 128 values for blocks, one per token, or none where the
+    checkpoint holds it. Blackwell's 4-bit ones are not counted.
+    """
+    kind = quant_kind(ctx)
+    if not quantises_activations(ctx) or kind is QuantKind.NVFP4:
+        return None
+    block = kind is QuantKind.FP8_BLOCK
+    return transient(
+        "quantised_input",
+        "tokens * width + 4 * tokens * scales",
+        "layers/quantization: the linear method's apply",
+        tokens=sizes.tokens,
+        width=width,
+        scales=cdiv(width, 128) if block else int(not static_inputs(ctx)),
+    )
 
 
 def mla_workspace_tokens(ctx: RankContext) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_capacity.activations.layers import attention_width
 from vllm_capacity.activations.live import Phase, Sizes, persistent, phase, share, transient
-from vllm_capacity.activations.quant_kind import QuantKind, quant_kind
+from vllm_capacity.activations.quant_kind import QuantKind, quant_kind, static_inputs
 from vllm_capacity.architecture.modules import Experts, LayerGroup, MixtureOfExperts
 from vllm_capacity.context import RankContext, once
 from vllm_capacity.frozen import dataclass
@@ -33,7 +33,8 @@ def experts_kernel(ctx: RankContext, *, quantised: bool = True) -> ExpertsKernel
     """The experts class that vLLM's oracle puts first for this device and these weights.
 
     Source: `_get_priority_backends` in fused_moe/oracle/{unquantized,fp8,mxfp4,nvfp4,int_wna16}.py (0.26.0):
-    Hopper prefers Triton over FlashInfer for bf16 and for block fp8 without expert parallelism.
+    Hopper prefers Triton over FlashInfer for bf16 and for block fp8 without expert parallelism. FlashInfer takes fp8 inputs
+    with a static scale alone, vLLM's Cutlass is asked where the method allows it (`allow_vllm_cutlass`).
     """
     forced = ctx.engine.args.other("moe_backend")
     if forced in _FORCED:
@@ -64,12 +65,10 @@ def experts_kernel(ctx: RankContext, *, quantised: bool = True) -> ExpertsKernel
         ep = parallel.expert_parallel and parallel.moe_parallel_size > 1
         return ExpertsKernel.FLASHINFER_CUTLASS if ep and sm == 90 else ExpertsKernel.TRITON
     if kind is QuantKind.FP8:
-        if sm == 90:
-            return (
-                ExpertsKernel.CUTLASS_FP8
-                if ctx.engine.quantization == "compressed-tensors"
-                else ExpertsKernel.FLASHINFER_CUTLASS
-            )
+        if sm == 90 and static_inputs(ctx):
+            return ExpertsKernel.FLASHINFER_CUTLASS
+        if sm == 90 and ctx.engine.quantization in ("compressed-tensors", "fp8_per_channel"):
+            return ExpertsKernel.CUTLASS_FP8
         return ExpertsKernel.TRITON if sm >= 89 else ExpertsKernel.MARLIN
     return ExpertsKernel.TRITON
 
@@ -226,6 +225,24 @@ def moe_phases(ctx: RankContext, sizes: Sizes, kept: tuple[MemoryTerm, ...]) -> 
     """
     for group, layer in _layers(ctx):
         yield phase("MoE", (*kept, *_live(ctx, sizes, group, layer)))
+        if not ctx.engine.compiled:
+            yield phase("MoE output", (*kept, _outputs(sizes, layer)))
+
+
+def _outputs(sizes: Sizes, layer: _Layer) -> MemoryTerm:
+    """Eager: three hidden states of the callers, the experts' output, the shared expert's and the sum of both, and the sum
+    over the ranks.
+    """
+    return transient(
+        "moe_outputs",
+        "tokens * (4 + 2 * shared + reduced) * hidden * el",
+        "layers/fused_moe/runner/moe_runner.py: forward",
+        tokens=sizes.tokens,
+        shared=int(layer.moe.shared_intermediate_size > 0),
+        reduced=int(sizes.tp > 1),
+        hidden=sizes.hidden,
+        el=sizes.el,
+    )
 
 
 def _live(ctx: RankContext, sizes: Sizes, group: LayerGroup, layer: _Layer) -> Iterator[MemoryTerm]:

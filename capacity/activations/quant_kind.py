@@ -47,17 +47,40 @@ _KINDS: Mapping[str, QuantKind] = {
 
 def quantises_activations(ctx: RankContext) -> bool:
     """True where the linear kernels read 8-bit or smaller activations. GPUs before Blackwell run NVFP4 and MXFP8 on Marlin or
-    Humming, with 16-bit ones (`_POSSIBLE_NVFP4_KERNELS` and `_POSSIBLE_MXFP8_KERNELS`, kernels/linear/__init__.py).
+    Humming, with 16-bit ones (`_POSSIBLE_NVFP4_KERNELS` and `_POSSIBLE_MXFP8_KERNELS`, kernels/linear/__init__.py);
+    compressed-tensors' MXFP4 layers have 8-bit ones on Humming (`check_and_fallback_input_schema`, humming/schema.py).
     """
     kind = quant_kind(ctx)
     if kind in (QuantKind.NVFP4, QuantKind.MXFP8):
         return ctx.device.sm >= 100
+    if kind is QuantKind.MXFP4 and ctx.engine.quantization == "compressed-tensors":
+        return ctx.device.sm == 90 and ctx.release.has("humming_before_marlin")
     return kind in (QuantKind.FP8, QuantKind.FP8_BLOCK, QuantKind.INT8)
 
 
 def quant_kind(ctx: RankContext) -> QuantKind:
     """Kind of the linear and expert weights after vLLM's choice of method (`engine.quantization`)."""
     return _kind(ctx.engine.quantization, ctx.config)
+
+
+def static_inputs(ctx: RankContext) -> bool:
+    """True where 8-bit inputs have one scale, which the checkpoint holds: nothing is measured beside them."""
+    block: Mapping[str, Any] = ctx.config.quantization or {}
+    method = ctx.engine.quantization
+    if method == "fp8":
+        return block.get("activation_scheme") == "static"
+    if method in ("modelopt", "modelopt_mixed"):
+        inner: Any = block.get("quantization")
+        inner = inner if isinstance(inner, Mapping) else block
+        return "PER_CHANNEL" not in str(inner.get("quant_algo") or "").upper()
+    if method == "compressed-tensors":
+        inputs = _first_group(block).get("input_activations") or {}
+        return inputs.get("strategy") == "tensor" and not inputs.get("dynamic")
+    if method == "quark":
+        group = block.get("global_quant_config")
+        inputs = group.get("input_tensors") if isinstance(group, Mapping) else None
+        return isinstance(inputs, Mapping) and not inputs.get("is_dynamic")
+    return False
 
 
 @lru_cache(maxsize=256)
@@ -117,12 +140,7 @@ def _quark(block: Mapping[str, Any]) -> QuantKind:
 
 def _compressed_tensors(block: Mapping[str, Any]) -> QuantKind:
     """From the first config group: bits and type of weights, whether input activations are quantised."""
-    groups = block.get("config_groups")
-    group: object = next(iter(groups.values()), {}) if isinstance(groups, Mapping) and groups else {}
-    if not isinstance(group, Mapping) or not isinstance(group.get("weights") or {}, Mapping):
-        raise InputError(
-            "quantization_config: every entry of 'config_groups' and its 'weights' must be an object"
-        )
+    group = _first_group(block)
     weights = group.get("weights") or {}
     activations = group.get("input_activations")
     bits, kind = weights.get("num_bits"), weights.get("type")
@@ -137,3 +155,14 @@ def _compressed_tensors(block: Mapping[str, Any]) -> QuantKind:
     if kind == "float":
         return QuantKind.FP8_BLOCK if weights.get("strategy") == "block" else QuantKind.FP8
     return QuantKind.INT8
+
+
+def _first_group(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    groups = block.get("config_groups")
+    group: object = next(iter(groups.values()), {}) if isinstance(groups, Mapping) and groups else {}
+    parts = ("weights", "input_activations")
+    if not isinstance(group, Mapping) or not all(isinstance(group.get(p) or {}, Mapping) for p in parts):
+        raise InputError(
+            "quantization_config: every entry of 'config_groups', its 'weights' and 'input_activations' must be an object"
+        )
+    return group

@@ -116,6 +116,8 @@ def nvfp4_moe_backend(context: QuantContext, *, weight_only: bool) -> Backend:
             "marlin": Backend.MARLIN, "flashinfer_trtllm": Backend.TRTLLM,
             "flashinfer_cutlass": Backend.SWIZZLED, "cutlass": Backend.SWIZZLED,
         }  # fmt: skip
+        if prefers_humming(context):
+            named["humming"] = Backend.HUMMING
         if asked not in named:
             raise InputError(f"{context.model}: NVFP4 experts with --moe-backend {asked} are not modelled")
         return named[asked]

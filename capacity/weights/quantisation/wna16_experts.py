@@ -37,14 +37,15 @@ def marlin_takes(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> b
 
 def wna16_experts(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> LayerTensors:
     """The routed experts of one layer; falls back to `MoeWNA16Method` where vLLM does."""
-    if context.moe_backend not in ("auto", "marlin"):
+    humming = _humming_takes(scheme, context)
+    if context.moe_backend not in ("auto", "marlin", *(("humming",) if humming else ())):
         raise InputError(
             f"{context.model}: int{scheme.bits} experts with --moe-backend {context.moe_backend} are not modelled"
         )
     if scheme.bits not in (4, 8):
         raise InputError(f"{context.model}: {scheme.bits}-bit experts are not modelled")
     ct = scheme.layout is Layout.COMPRESSED_TENSORS
-    if _humming_takes(scheme, context) and (ct or marlin_takes(layer, scheme, context)):
+    if humming and (ct or marlin_takes(layer, scheme, context)):
         return _humming(layer, scheme, context)
     if not marlin_takes(layer, scheme, context):
         if ct:
@@ -81,8 +82,8 @@ def _humming_takes(scheme: WNA16, context: QuantContext) -> bool:
     the list in groups of 32 alone. Experts that adapters are added to are not Humming's.
     """
     listed = not scheme.zero_points or scheme.layout is not Layout.COMPRESSED_TENSORS or scheme.group == 32
-    auto = context.moe_backend == "auto" and not context.lora
-    return prefers_humming(context) and auto and listed and (scheme.bits == 4 or not scheme.zero_points)
+    asked = context.moe_backend in ("auto", "humming") and not context.lora
+    return prefers_humming(context) and asked and listed and (scheme.bits == 4 or not scheme.zero_points)
 
 
 def _humming(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> LayerTensors:
@@ -251,7 +252,9 @@ def _flashinfer(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> La
 
 
 def moe_wna16_experts(layer: LocalExperts, scheme: WNA16, context: QuantContext) -> LayerTensors:
-    """`MoeWNA16Method`: bytes as on disk, groups halved until they divide both sizes."""
+    """`MoeWNA16Method`: bytes as on disk, groups halved until they divide both sizes; on Hopper since 0.32.0 what Humming
+    makes of them (`_MoeWNA16HummingWeightSchema`, fused_moe/oracle/int_wna16.py).
+    """
     count, hidden, width = layer.num_experts, layer.hidden_size, layer.intermediate_size
     group, pack = scheme.group, 8 // scheme.bits
     if group <= 0:
@@ -275,4 +278,19 @@ def moe_wna16_experts(layer: LocalExperts, scheme: WNA16, context: QuantContext)
             Stored("w13_qzeros", (count, 2 * width // pack, hidden // group), "uint8", scale=True),
             Stored("w2_qzeros", (count, hidden // pack, width // group), "uint8", scale=True),
         ]
-    return LayerTensors(tuple(tensors))
+    if not prefers_humming(context) or context.moe_backend not in ("auto", "humming") or context.lora:
+        return LayerTensors(tuple(tensors))
+    stored = [
+        tensor
+        for prefix, rows, inputs, logical in (
+            ("w13_", 2 * width, hidden, logical13),
+            ("w2_", hidden, width, count * hidden * width),
+        )
+        for tensor in humming_matrix(
+            prefix, rows, inputs, scheme.bits, group, context.dtype, logical,
+            experts=(count,), zero_points=scheme.zero_points,
+        )
+    ]  # fmt: skip
+    return LayerTensors(
+        (*stored, locks(context)), tuple(tensors), 2 * (stored[0].n_bytes + stored[1].n_bytes)
+    )

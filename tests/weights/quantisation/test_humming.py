@@ -29,6 +29,9 @@ FP4_INPUTS = {
     "dynamic": "local",
 }
 
+FP8_TOKEN = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+FP8_TENSOR = FP8_TOKEN | {"strategy": "tensor", "dynamic": False}
+
 
 def compressed(
     bits: int,
@@ -69,23 +72,24 @@ MXFP4 = compressed(4, 32, kind="float", form="mxfp4-pack-quantized")
 def answer(
     folder: Path,
     model: str,
-    block: Mapping[str, Any],
+    block: Mapping[str, Any] | None,
     release: str = "0.33.0",
     gpu: str = "H200",
     **flags: Any,
 ) -> Plan | RefusedPlan:
     """`model` of the catalogue with three layers and another quantisation block."""
     config = next(dict(entry.config) for entry in entries() if entry.model_id == model)
-    (folder / "config.json").write_text(
-        json.dumps(config | {"num_hidden_layers": 3, "quantization_config": block})
-    )
+    quantised = {} if block is None else {"quantization_config": block}
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3} | quantised))
     given: dict[str, Any] = {
         "enforce_eager": True, "max_model_len": 8192, "max_num_batched_tokens": 16384, "max_num_seqs": 64,
     }  # fmt: skip
     return plan(str(folder), gpu=gpu, vllm_version=release, **(given | flags))
 
 
-def planned(folder: Path, model: str, block: Mapping[str, Any], release: str = "0.33.0", **more: Any) -> Plan:
+def planned(
+    folder: Path, model: str, block: Mapping[str, Any] | None, release: str = "0.33.0", **more: Any
+) -> Plan:
     found = answer(folder, model, block, release, **more)
     assert isinstance(found, Plan)
     return found
@@ -180,3 +184,65 @@ def test_locks_of_a_layer_followed_the_gpu_since_0_32(tmp_path: Path) -> None:
     block = compressed(8, None, kind="float", form="naive-quantized")
     sizes = [weights_of(planned(tmp_path, DENSE, block, release)) for release in ("0.31.0", "0.32.0")]
     assert sizes[1] - sizes[0] == 12 * (132 * 8 - 1024) * 4
+
+
+@pytest.mark.parametrize(
+    ("model", "block", "flags", "peak"),
+    [
+        pytest.param(
+            EXPERTS, {"quant_method": "fp8", "activation_scheme": "static"}, {}, 788_531_200, id="static-inputs-flashinfer"
+        ),
+        pytest.param(
+            EXPERTS, compressed(8, None, kind="float", form="float-quantized", strategy="tensor", inputs=FP8_TENSOR), {},
+            788_531_200, id="compressed-tensors-static-inputs-flashinfer",
+        ),
+        pytest.param(EXPERTS, modelopt("FP8"), {}, 788_531_200, id="modelopt-flashinfer"),
+        pytest.param(EXPERTS, None, {"quantization": "fp8"}, 1_795_229_696, id="online-on-triton"),
+        pytest.param(
+            DENSE, compressed(8, None, kind="float", form="float-quantized", inputs=FP8_TOKEN), {}, 1_946_224_640,
+            id="dense-input-of-the-down-projection",
+        ),
+        pytest.param(
+            EXPERTS, None, {"tensor_parallel_size": 2, "enable_expert_parallel": True}, 1_568_671_744, id="sum-over-ranks"
+        ),
+        pytest.param(EXPERTS, AWQ, {"tensor_parallel_size": 4}, 985_663_488, id="moe-wna16-on-humming"),
+        pytest.param(EXPERTS, AWQ, {"tensor_parallel_size": 8}, 939_526_144, id="outputs-of-experts"),
+        pytest.param(EXPERTS, MXFP4, {}, 1_795_232_256, id="mxfp4-layers-read-8-bit-inputs"),
+    ],
+)  # fmt: skip
+def test_eager_peaks_of_other_kernels_are_vllms(
+    tmp_path: Path, model: str, block: Mapping[str, Any] | None, flags: dict[str, Any], peak: int
+) -> None:
+    """Marlin's workspace, which all layers share, is not counted: 2,560 bytes."""
+    found = planned(tmp_path, model, block, **flags)
+    marlins = 2560 if block is MXFP4 else 0
+    assert peak - found.ranks[0].activation.n_bytes == marlins
+
+
+@pytest.mark.parametrize(
+    ("model", "cut", "tp", "weights", "peak"),
+    [
+        pytest.param("moonshotai/Kimi-K2.5", {"text_config": {"num_hidden_layers": 3}}, 8, 3_320_046_896, 3_758_098_432),
+        pytest.param(
+            "nvidia/Kimi-K2.5-NVFP4", {"text_config": {"num_hidden_layers": 3}}, 8, 3_233_030_240, 3_758_098_432
+        ),
+        pytest.param("nvidia/DeepSeek-V3.1-NVFP4", {"num_hidden_layers": 5}, 8, 2_448_959_796, 3_758_098_432),
+        pytest.param("nvidia/Qwen3-235B-A22B-NVFP4", {"num_hidden_layers": 3}, 4, 1_685_358_304, 1_958_742_016),
+        pytest.param("deepseek-ai/DeepSeek-V3", {"num_hidden_layers": 5}, 8, 3_695_937_904, 5_402_265_600),
+    ],
+)  # fmt: skip
+def test_large_models_of_the_catalogue(
+    model: str, cut: dict[str, Any], tp: int, weights: int, peak: int
+) -> None:
+    found = plan(
+        model, gpu="H200", vllm_version="0.33.0", enforce_eager=True, max_model_len=8192, max_num_batched_tokens=16384,
+        max_num_seqs=64, hf_overrides=cut, tensor_parallel_size=tp, language_model_only="text_config" in cut,
+    )  # fmt: skip
+    assert isinstance(found, Plan)
+    assert (weights_of(found), found.ranks[0].activation.n_bytes) == (weights, peak)
+
+
+@pytest.mark.parametrize(("tp", "weights"), [(4, 655_214_512), (8, 345_294_768)])
+def test_experts_that_marlin_would_not_take(tmp_path: Path, tp: int, weights: int) -> None:
+    """Widths of 192 and 96 in groups of 128: MoeWNA16Method in groups of 64 and 32, whose tensors Humming lays out."""
+    assert weights_of(planned(tmp_path, EXPERTS, AWQ, tensor_parallel_size=tp)) == weights
