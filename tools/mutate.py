@@ -372,9 +372,9 @@ def write_page(everything: Sequence[Mutant], results: Results) -> None:
     lines += [
         "", f"Noticed: {share:.1f} %; {later:,} of them only by tests that were written because of this list: six modules of",
         "`tests/kv_cache` (`test_seldom_formats.py`, `test_spec_rules.py`, `test_layer_specs.py`, `test_state_shapes.py`,",
-        "`test_cache_dtypes.py`, `test_compressed_latent.py`), tests of `tests/weights`, and cases of vLLM's own planner that were",
-        "drawn until they noticed what no other did. Results are kept by the text of the changed line, so they may come from several",
-        "states of the code; what was noticed once is not run again.", "", "## Not noticed", "",
+        "`test_cache_dtypes.py`, `test_compressed_latent.py`), tests of `tests/weights`, and cases of vLLM's own planner that",
+        "were drawn until they noticed what no other did. Results are kept by the text of the changed line, so they may come",
+        "from several states of the code; what was noticed once is not run again.", "", "## Not noticed", "",
         "A reason holds for the change of its row; changes of one line stand together.", "",
         "| change | why that is right |", "|---|---|",
     ]  # fmt: skip
