@@ -32,7 +32,7 @@ from vllm_capacity.report.compare_text import compared, comparison_to_dict, prin
 from vllm_capacity.report.json_report import plan_to_dict
 from vllm_capacity.report.text import print_plan
 from vllm_capacity.units import GIB
-from vllm_capacity.weights.model import parameter_total
+from vllm_capacity.weights.totals import parameter_total
 
 CHEAP = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck),
