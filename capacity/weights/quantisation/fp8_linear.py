@@ -36,6 +36,15 @@ def runs_on_marlin(context: QuantContext) -> bool:
     return context.device.sm < 89 or forced
 
 
+def blocks_run_on_marlin(context: QuantContext) -> bool:
+    """Block scales on SM89: neither DeepGEMM nor CUTLASS takes them there, and since 0.29.0 Marlin, which comes before Triton,
+    runs on every GPU (`_POSSIBLE_FP8_BLOCK_KERNELS`, kernels/linear/__init__.py; MarlinFP8ScaledMMLinearKernel.is_supported).
+    """
+    return runs_on_marlin(context) or (
+        context.device.sm < 90 and context.release.has("marlin_fp8_on_every_gpu")
+    )
+
+
 def per_tensor_linear(
     layer: LocalLinear, context: QuantContext, activations: Activations, *, online: bool = False
 ) -> LayerTensors:
@@ -112,7 +121,7 @@ def block_linear(
     scale = Stored(name, (_scale_rows(layer, block_n), cdiv(inputs, block_k)), scale_dtype, scale=True)
     bias = bias_of(layer, layer.dtype or context.dtype)
     built = (weight, scale, *bias)
-    if runs_on_marlin(context):
+    if blocks_run_on_marlin(context):
         return _marlin(layer, context, built, online=online, group=block_k, scale_name=name)
     if uses_deep_gemm(context, rows, inputs, block):
         if context.device.sm >= 100:
