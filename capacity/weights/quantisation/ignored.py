@@ -30,8 +30,11 @@ def plain_name(name: str) -> str:
     """A module's name without what the checkpoint or vLLM puts around the text model.
 
     vLLM maps 'model.language_model.layers.0' to 'language_model.model.layers.0' before it compares
-    (`hf_to_vllm_mapper`, models/utils.py); both become 'model.layers.0' here.
+    (`hf_to_vllm_mapper`, models/utils.py); both become 'model.layers.0' here. Nemotron-H's checkpoints say
+    'backbone.layers.0' (models/nemotron_h.py: NemotronHForCausalLM).
     """
+    if name.startswith("backbone."):
+        return "model." + name.removeprefix("backbone.")
     return _OUTER.sub("", _TEXT.sub("model.", name))
 
 
