@@ -74,7 +74,9 @@ def test_the_model_is_planned_on_the_newest_release_that_runs_it(entry: Catalogu
     assert plan.kv_cache.num_blocks >= 0
     for rank in plan.ranks:
         for term in rank.terms:
-            assert 0 <= term.low <= term.n_bytes <= term.high, term.name
+            assert term.low <= term.n_bytes <= term.high, term.name
+            if term.name != "allocator_fragmentation":  # tensors may lie in segments from before the snapshot
+                assert term.low >= 0, term.name
             assert math.isfinite(term.high)
 
 

@@ -88,7 +88,9 @@ def _check(made: Plan | RefusedPlan) -> None:
         assert rank.kv_bytes >= 0
         assert rank.kv_blocks >= 0
         for term in rank.terms:
-            assert 0 <= term.low <= term.n_bytes <= term.high, term
+            assert term.low <= term.n_bytes <= term.high, term
+            if term.name != "allocator_fragmentation":  # tensors may lie in segments from before the snapshot
+                assert term.low >= 0, term
             assert math.isfinite(term.high), term
 
 

@@ -50,7 +50,8 @@ def _fragmentation(ctx: RankContext) -> MemoryTerm:
     """Parts of segments that nothing is in and `empty_cache` cannot give back, because something is in the rest: consumed.
 
     Simulated for loading (weights/segments.py), equal to the byte in the recorded starts of 0.33.0. What the profile run
-    adds where it may split large blocks (up to 0.30) is not predicted.
+    adds where it may split large blocks (up to 0.30) is not predicted. Below 0 where tensors fill more of segments from before
+    the snapshot than stays free in later ones: those were consumed already.
     """
     settings, release = allocator_settings(ctx.engine.environment), ctx.release
     max_split = LOAD_MAX_SPLIT if release.has("load_max_split_size") else settings.max_split
@@ -70,7 +71,7 @@ def _fragmentation(ctx: RankContext) -> MemoryTerm:
     elif not any(section.uncertain for weights in models for section in weights.sections):
         low, high, note = unused, unused + 2 * MIB, "the profile run does not split blocks of 20 MiB and more"
     else:
-        low, high, note = 0, unused + 64 * MIB, "repacking of quantised weights leaves segments partly used"
+        low, high, note = min(0, unused), unused + 64 * MIB, "repacking of quantised weights leaves segments partly used"
     return term(
         "allocator_fragmentation",
         Component.RUNNER_BUFFERS,
