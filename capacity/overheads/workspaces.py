@@ -71,7 +71,11 @@ def _fragmentation(ctx: RankContext) -> MemoryTerm:
     elif not any(section.uncertain for weights in models for section in weights.sections):
         low, high, note = unused, unused + 2 * MIB, "the profile run does not split blocks of 20 MiB and more"
     else:
-        low, high, note = min(0, unused), unused + 64 * MIB, "repacking of quantised weights leaves segments partly used"
+        low, high, note = (
+            min(0, unused),
+            unused + 64 * MIB,
+            "repacking of quantised weights leaves segments partly used",
+        )
     return term(
         "allocator_fragmentation",
         Component.RUNNER_BUFFERS,
