@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -22,3 +23,15 @@ def bytecode_for_children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("bytecode")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_reach_children() -> Iterator[None]:
+    """A shell starts what runs in its background with SIGINT ignored, and programs that tests start and interrupt would inherit
+    that.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
