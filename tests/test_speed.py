@@ -81,7 +81,7 @@ NOT_FOR_A_PLAN = {
     "report.text",
     "report.plots",
 }
-MOST_MODULES = 150
+MOST_MODULES = 160
 """Of ours; 135 when this was written."""
 
 LIST_IMPORTS = """

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from huggingface_hub import constants
 from vllm_capacity.inputs import hub_cache, plain_hub
 
 from hub.server import COMMIT, HubServer, Repository
@@ -79,7 +80,10 @@ def test_the_library_finds_what_was_kept(hub: HubServer, tmp_path: Path) -> None
     assert found.path.is_symlink()
 
 
-def test_what_the_library_kept_is_used(hub: HubServer, tmp_path: Path) -> None:
+def test_what_the_library_kept_is_used(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # read once, at whoever's import
     cached = huggingface_hub.hf_hub_download(
         "good/model", "config.json", endpoint=hub.url, cache_dir=tmp_path / "hub"
     )
