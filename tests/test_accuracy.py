@@ -78,6 +78,11 @@ def test_activation_peak_is_met_within_five_per_cent_on_average() -> None:
 def test_activation_peak_is_met_to_the_byte_wherever_it_was_recorded_in_bytes() -> None:
     recorded = [(c, f) for c, f in figures("activation_peak") if not f.printed]
     exact = [(c.name, f.error) for c, f in recorded if not why(c, "activation_peak")]
+    named = {c.name: abs(f.error) for c, f in recorded if why(c, "activation_peak")}
+    assert set(named) == {
+        "v0.33-gpt-oss-120b", "eager-v4-flash-6-layers-t8192-l131072", "eager-v4-flash-6-layers-t8192",
+    }  # fmt: skip
+    assert max(named.values()) < 20 * MIB, "how much larger a block than asked PyTorch hands out"
     assert len(exact) >= 26
     assert [e for e in exact if abs(e[1]) > 2048] == []
 

@@ -133,11 +133,8 @@ def _pointers() -> MemoryTerm:
 
 def _multicast(ctx: RankContext) -> MemoryTerm:
     """The all-gather's and reduce-scatter's triple buffers; given back at once where a rendezvous finds no multicast."""
-    parallel, device = ctx.engine.parallel, ctx.device
-    multicast = device.nvlink and device.sm >= 90 and not _multicast_is_off(ctx)
-    size = "6 * max(gathered * world, scattered)"
-    gathered, world = MULTICAST_GATHER_MAX[parallel.tp], parallel.tp
-    if not multicast:
+    tp, device = ctx.engine.parallel.tp, ctx.device
+    if not device.nvlink or device.sm < 90 or _multicast_is_off(ctx):
         return nothing(
             "custom_all_reduce_multicast",
             Component.CUSTOM_ALL_REDUCE,
@@ -149,14 +146,14 @@ def _multicast(ctx: RankContext) -> MemoryTerm:
     return term(
         "custom_all_reduce_multicast",
         Component.CUSTOM_ALL_REDUCE,
-        size,
+        "6 * max(gathered * world, scattered)",
         allocator=Allocator.CUDA,
         lifetime=Lifetime.BEFORE_SNAPSHOT,
         source="distributed/device_communicators/custom_all_reduce.py: CustomAllreduce._init_mnnvl_buffer",
         low=0,
         note="kept where NVSwitch multicast is there, which no recorded run had",
-        gathered=gathered,
-        world=world,
+        gathered=MULTICAST_GATHER_MAX[tp],
+        world=tp,
         scattered=REDUCE_SCATTER_MAX,
     )
 
